@@ -11,6 +11,7 @@ from mq.client.batches import MessageBatch
 from mq.client.consumer.pull import PullResult, PullStatus
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+from mq.client.producer.bulk import SendResults
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.errors import MqError
 
@@ -35,6 +36,7 @@ __all__ = [
     "Requester",
     "Resolution",
     "SendResult",
+    "SendResults",
     "SimpleConsumer",
     "Sql",
     "Tags",

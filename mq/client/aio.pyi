@@ -8,6 +8,7 @@ from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
 from mq.client.processor import Processor
+from mq.client.producer.bulk import SendResults
 from mq.client.producer.producer import Producer
 from mq.client.request_reply import Replier, Requester
 from mq.client.simple.consumer import SimpleConsumer
@@ -36,6 +37,7 @@ __all__ = [
     "Requester",
     "Resolution",
     "SendResult",
+    "SendResults",
     "SimpleConsumer",
     "Sql",
     "Tags",

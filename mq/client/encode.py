@@ -4,15 +4,20 @@
     batch    = place (topic, queue, producer, sequence) | columns | frame | frame | ...
     request  = request id, ack | 0x7A, varint length, batch | ...      field 15 of PublishRequest
 
-The place is apart, so that a batch goes to another queue without being encoded again. The broker
-checks all of it; see proto/mq/v1/message.proto for what it expects.
+The place is apart, so that a batch goes to another queue without being encoded again. A message is
+encoded when it is sent, because the caller may change it afterwards; a body of bytes cannot change,
+so that messages that are only a body get their frames when the batch leaves, all at once. The
+broker checks all of it; see proto/mq/v1/message.proto for what it expects.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import lz4.frame
 
@@ -249,29 +254,112 @@ def _delay(deliver_at_ms: int, delay_s: float, level: int) -> bytes:
     return b"\x51" + struct.pack("<Q", delay_ms)
 
 
+class Bodies(NamedTuple):
+    """Messages that are only a body, sent in the same millisecond. The bodies are not compressed
+    and not above the limit.
+    """
+
+    born_at_ms: int
+    bodies: Sequence[bytes]
+
+
+# Messages of a batch that stand together.
+Run = Bodies | Sequence[Encoded]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch without its place. `sizes`: of the frames, packed as in the columns."""
+
+    columns: bytes
+    sizes: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes) // 4
+
+
+def sole_body(message: object) -> bytes | None:
+    """The body of a message that has nothing else; None if it has, or if its body is not bytes."""
+    if type(message) is bytes:
+        return message
+    if type(message) is not Message or type(message.body) is not bytes:
+        return None
+    has_more = (
+        message.tag
+        or message.keys
+        or message.properties
+        or message.ordering_key
+        or message.priority
+        or message.deliver_at_ms
+        or message.delay_s
+        or message.delay_level
+    )
+    return None if has_more else message.body
+
+
 def columns(messages: Sequence[Encoded], delay: bytes = b"") -> bytes:
+    """Everything of a batch of these messages that does not say where it goes."""
+    return prepare([messages], delay).columns
+
+
+def prepare(runs: Iterable[Run], delay: bytes = b"") -> Prepared:
     """Everything of a batch that does not say where it goes: hashes, sizes, keys, the field of its
     delay, frames.
     """
-    count = len(messages)
-    frames, tag_hashes, key_hashes, *_ = zip(*messages, strict=True)
-    parts = [
-        _prefix(0x2A, 8 * count),
-        struct.pack(f"<{count}Q", *tag_hashes),
-        _prefix(0x32, 4 * count),
-        struct.pack(f"<{count}I", *map(len, frames)),
-    ]
-    if any(key_hashes):
-        keys = [key for of_message in key_hashes for key in of_message]
+    tag_hashes, sizes, key_counts = [], [], []
+    key_hashes: list[int] = []
+    frames: list[bytes] = []
+    for run in runs:
+        if isinstance(run, Bodies):
+            count = len(run.bodies)
+            sizes.append(_frame_bodies(run, frames))
+            tag_hashes.append(bytes(8 * count))
+            key_counts.append(bytes(4 * count))
+            continue
+        count = len(run)
+        of_run, tags, keys, *_ = zip(*run, strict=True)
+        frames += of_run
+        sizes.append(struct.pack(f"<{count}I", *map(len, of_run)))
+        tag_hashes.append(struct.pack(f"<{count}Q", *tags))
+        key_counts.append(struct.pack(f"<{count}I", *map(len, keys)))
+        key_hashes += itertools.chain.from_iterable(keys)
+    all_sizes = b"".join(sizes)
+    parts = [_prefix(0x2A, 2 * len(all_sizes)), *tag_hashes]
+    parts += (_prefix(0x32, len(all_sizes)), all_sizes)
+    if key_hashes:
         parts += (
-            _prefix(0x3A, 8 * len(keys)),
-            struct.pack(f"<{len(keys)}Q", *keys),
-            _prefix(0x42, 4 * count),
-            struct.pack(f"<{count}I", *map(len, key_hashes)),
+            _prefix(0x3A, 8 * len(key_hashes)),
+            struct.pack(f"<{len(key_hashes)}Q", *key_hashes),
+            _prefix(0x42, len(all_sizes)),
+            *key_counts,
         )
     parts.append(delay)
     parts += frames
-    return b"".join(parts)
+    return Prepared(b"".join(parts), all_sizes)
+
+
+def _frame_bodies(run: Bodies, frames: list[bytes]) -> bytes:
+    """Adds the frames, and returns their packed sizes. Bodies of one length have the same bytes
+    between them: one join makes all of their frames.
+    """
+    bodies, end = run.bodies, _born(run.born_at_ms)
+    lengths = list(map(len, bodies))
+    if lengths.count(lengths[0]) == len(lengths):
+        head = _body_head(lengths[0], len(end))
+        frames += (head, (end + head).join(bodies), end)
+        return struct.pack("<I", len(head) + lengths[0] + len(end)) * len(bodies)
+    heads = [_body_head(length, len(end)) for length in lengths]
+    frames += itertools.chain.from_iterable(zip(heads, bodies, itertools.repeat(end)))
+    sizes = [len(head) + length + len(end) for head, length in zip(heads, lengths, strict=True)]
+    return struct.pack(f"<{len(sizes)}I", *sizes)
+
+
+@functools.lru_cache(maxsize=8192)
+def _body_head(length: int, end_bytes: int) -> bytes:
+    """The bytes of a frame before its body."""
+    prefix = _prefix(_BODY, length) if length else b""
+    return _prefix(_MESSAGE, len(prefix) + length + end_bytes) + prefix
 
 
 def place(topic: str, queue_id: int, producer_id: str, sequence: int) -> bytes:

@@ -51,6 +51,7 @@ VALUES: dict[str, str] = {
     "ReceivedMessage": "mq.client.messages",
     "Resolution": "mq.client.transaction.checks",
     "SendResult": "mq.client.messages",
+    "SendResults": "mq.client.producer.bulk",
     "Sql": "mq.client.messages",
     "Tags": "mq.client.messages",
     "TransactionResult": "mq.client.transaction.checks",

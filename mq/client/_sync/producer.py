@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mq.client.messages import AckName, Message, SendResult
+from mq.client.producer.bulk import SendResults
 from mq.client.producer.producer import SyncSend, ThreadedProducer
 
 if TYPE_CHECKING:
@@ -107,6 +108,38 @@ class Producer(SyncSend):
         """
         return self._run(
             self._client.send_batch(topic, messages, queue_id=queue_id, broker_set=broker_set)
+        )
+
+    def send_many(
+        self,
+        topic: str,
+        messages: Sequence[Message | bytes | str],
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        return_exceptions: bool = False,
+    ) -> SendResults:
+        """Sends any number of messages as fast as it can, and returns when all of them are stored.
+        They are batched and spread over the queues as those of `send_async`; messages of one
+        ordering key keep their order. Bodies of bytes are several times as fast as other messages.
+
+        Each message stands or fails alone, one that is illegal too; the others are sent. When all
+        are answered, raises the error of the first one that failed, with its index; with
+        `return_exceptions` it returns, and the `errors` of the results tell what failed.
+
+        >>> with Producer("127.0.0.1:8081") as producer:
+        ...     results = producer.send_many("orders", [b"paid"] * 10_000)
+        ...     print(len(results), results[-1].status)
+        10000 SEND_OK
+        """
+        return self._run(
+            self._client.send_many(
+                topic,
+                messages,
+                queue_id=queue_id,
+                broker_set=broker_set,
+                return_exceptions=return_exceptions,
+            )
         )
 
     def send_arrow(

@@ -18,14 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from mq.client.encode import Encoded
+from mq.client.encode import Encoded, Prepared
+from mq.client.producer.outcomes import ResultFuture, SendFuture
 from mq.client.producer.queues import (
+    BODY_OVERHEAD_BYTES,
     MESSAGE_OVERHEAD_BYTES,
     Batch,
     BatchKind,
     Chosen,
     QueueBuffer,
-    ResultFuture,
     Sequences,
     TopicQueues,
     WritableQueues,
@@ -165,12 +166,47 @@ class Accumulator:
             ):
                 due_s = math.inf if batch is None else 0.0
                 batch = self._open(topic, chosen, timeout_s, delay)
-            batch.messages.append(message)
-            batch.futures.append(future)
-            batch.size_bytes += size
+            batch.add(message, future, size)
             if is_urgent or batch.size_bytes >= self._batch_bytes:
                 batch.ready_s = 0.0
             return self._added(min(due_s, batch.ready_s))
+
+    def add_body(
+        self,
+        topic_name: str,
+        body: bytes,
+        born_at_ms: int,
+        future: ResultFuture | None,
+        timeout_s: float,
+    ) -> bool:
+        """Adds a message that is only a body to the open batch for any queue. Returns False if
+        there is none with room: use `add`. A fast path: no batch is opened or closed by it, and
+        the loop need not be woken.
+        """
+        size = len(body) + BODY_OVERHEAD_BYTES
+        with self._lock:
+            topic = self._topics.get(topic_name)
+            if topic is None or (batch := topic.shared.open) is None:
+                return False
+            batch_bytes, all_bytes = batch.size_bytes + size, self._bytes + size
+            if (
+                batch_bytes > self._batch_bytes
+                or all_bytes > self._buffer_bytes
+                or batch.timeout_s != timeout_s
+                or self._is_closed
+            ):
+                return False
+            if batch.born_at_ms != born_at_ms:
+                batch.begin_bodies(born_at_ms, [])
+            batch.bodies.append(body)
+            batch.size_bytes, self._bytes = batch_bytes, all_bytes
+            index = batch.count
+            batch.count = index + 1
+            if isinstance(future, SendFuture):
+                future.place = batch.outcome, index
+            else:
+                batch.outcome.attach(index, future)
+            return True
 
     def _add_delayed(
         self,
@@ -229,6 +265,34 @@ class Accumulator:
                 batch = self._begin_apart(topic, chosen, timeout_s, delay)
                 for at in indices:
                     batch.add(messages[at], futures[at], sizes[at])
+            return self._added(0.0)
+
+    def add_prepared(
+        self,
+        topic_name: str,
+        prepared: Prepared,
+        queue_id: int | None,
+        future: ResultFuture | None,
+        timeout_s: float,
+        broker_set: str = "",
+    ) -> AddResult:
+        """Adds a whole batch for any queue, or that one, behind those that were added before. The
+        future is that of its first message. Raises IllegalRequest as `add`.
+        """
+        size = len(prepared.columns)
+        with self._lock:
+            topic = self._topics.get(topic_name)
+            if topic is None:
+                return AddResult.UNROUTED
+            if queue_id is None:
+                chosen = topic.of_priority(0).shared, BatchKind.ANY, 0
+            else:
+                chosen = topic.fixed_queue(queue_id, broker_set), BatchKind.FIXED, 0
+            if not self._reserve(size):
+                return AddResult.FULL
+            batch = self._begin_apart(topic, chosen, timeout_s, b"")
+            batch.prepared, batch.count, batch.size_bytes = prepared, prepared.count, size
+            batch.outcome.attach(0, future)
             return self._added(0.0)
 
     def _begin_apart(
@@ -555,15 +619,20 @@ class Accumulator:
             self._sequences_of(batch.broker_set).give_back(batch.producer_id, batch.sequence)
 
     def _redistribute(self, topic: TopicQueues, batch: Batch) -> list[Batch]:
-        parts: dict[QueueBuffer | None, Batch] = {}
         # The topic may have been created anew, with fewer priorities.
         batch.priority = min(batch.priority, max(topic.priorities - 1, 0))
-        for message, future in zip(batch.messages, batch.futures, strict=True):
-            is_keyed = batch.kind is BatchKind.KEY and message[3] is not None
-            queue = topic.queue_for_key(message[3] or 0, batch.priority) if is_keyed else None
-            if queue not in parts:
-                parts[queue] = batch.empty_copy(queue)
-            parts[queue].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
+        parts: dict[QueueBuffer | None, Batch] = {}
+        if batch.kind is BatchKind.KEY:
+            places = []
+            for message in batch.encoded_messages():
+                key = message[3]
+                queue = None if key is None else topic.queue_for_key(key, batch.priority)
+                part = parts.get(queue) or parts.setdefault(queue, batch.empty_copy(queue))
+                places.append((part.outcome, part.count))
+                part.add(message, None, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
+            batch.outcome.move(places)
+        else:
+            parts[None] = batch.moved()
         for queue, part in parts.items():
             self._unfinished[part] = None
             topic.unfinished += 1

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from mq import names
 from mq.client.cluster.connection import Connection
-from mq.client.encode import encode_message
+from mq.client.encode import encode_message, sole_body
 from mq.client.lifecycle import AsyncClient, StartedClient
 from mq.client.messages import Message, SendResult
 from mq.client.producer.batching import AddResult
-from mq.client.producer.outcomes import SendFuture
-from mq.client.producer.queues import ResultFuture
+from mq.client.producer.bulk import BulkSend, SendResults
+from mq.client.producer.outcomes import ResultFuture, SendFuture
 from mq.client.producer.sender import ProducerOptions, Sender
 from mq.client.public import arguments_of
 from mq.errors import ClientClosed, IllegalRequest, Unreachable
@@ -146,6 +146,36 @@ class Producer(AsyncClient):
             await core.added(topic, functools.partial(core.accumulator.add_batch, *args), timeout_s)
         return await asyncio.gather(*futures)
 
+    async def send_many(
+        self,
+        topic: str,
+        messages: Sequence[Message | bytes | str],
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        return_exceptions: bool = False,
+    ) -> SendResults:
+        """Sends any number of messages as fast as it can, and returns when all of them are stored.
+        They are batched and spread over the queues as those of `send_async`; messages of one
+        ordering key keep their order. Bodies of bytes are several times as fast as other messages.
+
+        Each message stands or fails alone, one that is illegal too; the others are sent. When all
+        are answered, raises the error of the first one that failed, with its index; with
+        `return_exceptions` it returns, and the `errors` of the results tell what failed.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         results = await producer.send_many("orders", [b"paid"] * 10_000)
+        ...         print(len(results), results[-1].status)
+        >>> asyncio.run(main())
+        10000 SEND_OK
+        """
+        bulk = BulkSend(self._started(), topic, queue_id, broker_set)
+        results = await bulk.send(messages)
+        if not return_exceptions:
+            results.raise_first()
+        return results
+
     async def send_async(
         self,
         topic: str,
@@ -157,8 +187,11 @@ class Producer(AsyncClient):
         """Returns at once, with a future; waits only while the buffer is full, and for the first
         message of a topic until it is known how many queues that has.
         """
-        future: asyncio.Future[SendResult] = self._started().loop.create_future()
-        await self._add(topic, message, queue_id, broker_set, future, self._options.timeout_s)
+        core = self._core or self._started()
+        future: asyncio.Future[SendResult] = core.loop.create_future()
+        body = message if type(message) is bytes else sole_body(message)
+        if body is None or queue_id is not None or not core.add_body(topic, body, future):
+            await self._add(topic, message, queue_id, broker_set, future, self._options.timeout_s)
         return future
 
     async def send_one_way(
@@ -170,7 +203,10 @@ class Producer(AsyncClient):
         broker_set: str = "",
     ) -> None:
         """Like `send_async`, without a future: a failure is only a warning in the log."""
-        await self._add(topic, message, queue_id, broker_set, None, self._options.timeout_s)
+        core = self._core or self._started()
+        body = message if type(message) is bytes else sole_body(message)
+        if body is None or queue_id is not None or not core.add_body(topic, body, None):
+            await self._add(topic, message, queue_id, broker_set, None, self._options.timeout_s)
 
     async def send_arrow(  # noqa: PLR0913
         self,
@@ -313,6 +349,7 @@ class SyncSend(StartedClient[ThreadedProducer]):
         self._accumulator = self._core.accumulator
         self._timeout_s = self._core.options.timeout_s
         self._compress_above_bytes = self._core.options.compress_above_bytes
+        self._body_bytes_max = self._core.body_bytes_max
 
     def send(
         self,
@@ -346,7 +383,8 @@ class SyncSend(StartedClient[ThreadedProducer]):
         message of a topic until it is known how many queues that has.
         """
         future = SendFuture()
-        self._add(topic, message, queue_id, broker_set, future, self._timeout_s)
+        if queue_id is not None or not self._add_body(topic, message, future):
+            self._add(topic, message, queue_id, broker_set, future, self._timeout_s)
         return future
 
     def send_one_way(
@@ -358,7 +396,18 @@ class SyncSend(StartedClient[ThreadedProducer]):
         broker_set: str = "",
     ) -> None:
         """Like `send_async`, without a future: a failure is only a warning in the log."""
-        self._add(topic, message, queue_id, broker_set, None, self._timeout_s)
+        if queue_id is not None or not self._add_body(topic, message, None):
+            self._add(topic, message, queue_id, broker_set, None, self._timeout_s)
+
+    def _add_body(
+        self, topic: str, message: Message | bytes | str, future: SendFuture | None
+    ) -> bool:
+        """As `Accumulator.add_body`."""
+        body = message if type(message) is bytes else sole_body(message)
+        if body is None or len(body) > self._body_bytes_max or self._background.is_forked:
+            return False
+        born_at_ms = time.time_ns() // 1_000_000
+        return self._accumulator.add_body(topic, body, born_at_ms, future, self._timeout_s)
 
     def _add(
         self,

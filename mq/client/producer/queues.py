@@ -13,20 +13,21 @@ import enum
 import heapq
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from mq.client.cluster.errors import fresh, unanswered
+from mq.client.cluster.errors import unanswered
 from mq.client.cluster.topology import in_several_sets, unknown_priority
-from mq.client.encode import Encoded, columns, place
-from mq.client.messages import SendResult
+from mq.client.encode import Bodies, Encoded, Prepared, Run, place, prepare
+from mq.client.producer.outcomes import BatchOutcome, ResultFuture
 from mq.errors import IllegalRequest, MqError, NoLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.producer_pb2 import BatchResult
 
 # The bytes of a message in a batch beyond its frame: its size and the hash of its tag.
 MESSAGE_OVERHEAD_BYTES = 12
+# The bytes beyond the body of a message that is only a body; a few more for bodies above 16 KiB.
+BODY_OVERHEAD_BYTES = MESSAGE_OVERHEAD_BYTES + 13
 
 
 class BatchKind(enum.IntEnum):
@@ -42,17 +43,9 @@ class BatchKind(enum.IntEnum):
 Chosen = tuple["QueueBuffer", BatchKind, int]
 
 
-class ResultFuture(Protocol):
-    """A future of asyncio or of threads."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Messages of one queue. `futures`: one per message, None for a one-way message."""
+    """Messages of one queue."""
 
     topic: str
     kind: BatchKind
@@ -63,13 +56,18 @@ class Batch:
     broker_set: str = ""  # ... and then this is empty
     priority: int = 0  # 0 in a topic without priorities
     ready_s: float = 0.0  # end of the linger time
-    messages: list[Encoded] = field(default_factory=list)
-    futures: list[ResultFuture | None] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    # The last run, if it has bodies: its time and its list. Time 0: encoded messages; -1: no run.
+    born_at_ms: int = -1
+    bodies: list[bytes] = field(default_factory=list)
+    encoded: list[Encoded] = field(default_factory=list)
+    count: int = 0  # of messages
     size_bytes: int = 0
-    columns: bytes = b""
+    prepared: Prepared | None = None
+    outcome: BatchOutcome = field(default_factory=BatchOutcome)
     producer_id: str = ""
     sequence: int = 0
-    is_done: bool = False  # futures are set; a late answer is ignored
+    is_done: bool = False  # the outcome is set, or elsewhere; a late answer is ignored
     is_in_flight: bool = False  # taken, and neither retried nor released since
     sent_s: float = 0.0  # of the first attempt; 0: not sent yet
     retry_s: float = 0.0
@@ -82,9 +80,19 @@ class Batch:
     error: MqError | None = None
 
     def add(self, message: Encoded, future: ResultFuture | None, size: int) -> None:
-        self.messages.append(message)
-        self.futures.append(future)
+        if self.born_at_ms:
+            self.born_at_ms, self.encoded = 0, []
+            self.runs.append(self.encoded)
+        self.encoded.append(message)
+        self.outcome.attach(self.count, future)
+        self.count += 1
         self.size_bytes += size
+
+    def begin_bodies(self, born_at_ms: int, bodies: list[bytes]) -> None:
+        """Begins a run of bodies, which grows by itself or by `Accumulator.add_body`."""
+        self.born_at_ms, self.bodies = born_at_ms, bodies
+        self.runs.append(Bodies(born_at_ms, bodies))
+        self.count += len(bodies)
 
     def empty_copy(self, queue: QueueBuffer | None) -> Batch:
         """A batch for a part of the messages, in another queue; None: any queue."""
@@ -104,6 +112,13 @@ class Batch:
             refused_by=self.refused_by,
         )
 
+    def moved(self) -> Batch:
+        """The same messages for any queue."""
+        batch = self.empty_copy(None)
+        batch.runs, batch.prepared, batch.outcome = self.runs, self.prepared, self.outcome
+        batch.count, batch.size_bytes = self.count, self.size_bytes
+        return batch
+
     def assign(self, queue: QueueBuffer, producer_id: str, sequence: int) -> None:
         self.broker_set, self.queue_id = queue.broker_set, queue.queue_id
         self.producer_id, self.sequence = producer_id, sequence
@@ -114,6 +129,12 @@ class Batch:
         self.producer_id, self.sequence = "", 0
         self.is_in_flight = False
 
+    def encoded_messages(self) -> Iterator[Encoded]:
+        """The messages of a batch with ordering keys: none of them is only a body."""
+        for run in self.runs:
+            assert not isinstance(run, Bodies)  # noqa: S101 # of no key
+            yield from run
+
     @property
     def may_move(self) -> bool:
         """Whether the batch may go to another broker set. A numbered batch in doubt may not: the
@@ -122,53 +143,17 @@ class Batch:
         is_free = self.kind is BatchKind.ANY or self.kind is BatchKind.DELAYED
         return is_free and not (self.in_doubt and self.producer_id)
 
-    def encoded(self) -> tuple[bytes, bytes]:
+    def request_parts(self) -> tuple[bytes, bytes]:
         """Place and columns of a request."""
-        if not self.columns:
-            self.columns = columns(self.messages, self.delay)
-        return place(self.topic, self.queue_id, self.producer_id, self.sequence), self.columns
+        if self.prepared is None:
+            self.prepared = prepare(self.runs, self.delay)
+        where = place(self.topic, self.queue_id, self.producer_id, self.sequence)
+        return where, self.prepared.columns
 
     def succeed(self, result: BatchResult, status: str) -> None:
-        """Sets the results of all futures."""
-        topic, broker_set, queue_id = self.topic, self.broker_set, result.queue_id
-        queue_offset, log_offset = result.queue_offset, result.log_offset
-        stored_at_ms, is_duplicate = result.stored_at_ms, result.is_duplicate
-        deliver_at_ms = result.deliver_at_ms
-        if log_offset < 0:
-            unplaced = SendResult(
-                *("", topic, queue_id, -1, stored_at_ms),
-                *(is_duplicate, status, deliver_at_ms, broker_set),
-            )
-            for future in self.futures:
-                if future is not None and not future.done():
-                    future.set_result(unplaced)
-            return
-        is_placed = queue_offset >= 0
-        for message, future in zip(self.messages, self.futures, strict=True):
-            if future is not None and not future.done():
-                message_id = f"{broker_set}:{log_offset}"
-                future.set_result(
-                    SendResult(
-                        message_id,
-                        topic,
-                        queue_id,
-                        queue_offset,
-                        stored_at_ms,
-                        is_duplicate,
-                        status,
-                        deliver_at_ms,
-                        broker_set,
-                    )
-                )
-            queue_offset += is_placed
-            log_offset += len(message[0])
-
-    def fail(self, error: MqError) -> int:
-        """Sets the error on all futures. Returns the number of one-way messages."""
-        for future in self.futures:
-            if future is not None and not future.done():
-                future.set_exception(fresh(error))
-        return self.futures.count(None)
+        """Sets the results of all messages."""
+        assert self.prepared is not None  # noqa: S101 # it was sent
+        self.outcome.succeed(self.topic, self.broker_set, result, status, self.prepared.sizes)
 
     def overdue(self, trouble: MqError | None, servers: Iterable[str]) -> MqError:
         """The error of a time-out: the last refusal of a broker, or Unreachable."""

@@ -30,7 +30,14 @@ from mq.client.cluster.retry import back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.messages import AckName, Message
 from mq.client.producer.batching import Accumulator, AddResult
-from mq.client.producer.outcomes import SLOW_S, Avoidance, ResultAction, action_for, is_in_doubt
+from mq.client.producer.outcomes import (
+    SLOW_S,
+    Avoidance,
+    ResultAction,
+    ResultFuture,
+    action_for,
+    is_in_doubt,
+)
 from mq.client.producer.queues import Batch, BatchKind
 from mq.errors import ClientClosed, IllegalConfig, IllegalRequest, Internal, MqError, Unreachable
 from mq.wire.v1.producer_pb2 import (
@@ -146,7 +153,7 @@ class SetSender:
                 self._owner.unwritten(batches)
                 return
             request_id = next(self._ids)
-            data = encode.request(request_id, self._ack, [batch.encoded() for batch in batches])
+            data = encode.request(request_id, self._ack, [one.request_parts() for one in batches])
             requests[request_id] = Request(batches, self._loop.time())
             if not await stream.write(data):
                 await stream.wait_ended()
@@ -215,6 +222,8 @@ class Sender:
     def __init__(self, connection: Connection, options: ProducerOptions) -> None:
         self.options = options
         self.connection = connection
+        # Longer bodies are compressed, or refused, one by one.
+        self.body_bytes_max = min(options.compress_above_bytes, encode.MESSAGE_BYTES_MAX)
         self.loop = asyncio.get_running_loop()
         self.accumulator = Accumulator(
             options.producer_id if options.idempotent else "",
@@ -243,6 +252,13 @@ class Sender:
     def encode(self, message: Message | bytes | str) -> encode.Encoded:
         born_at_ms = time.time_ns() // 1_000_000
         return encode.encode_message(message, born_at_ms, self.options.compress_above_bytes)
+
+    def add_body(self, topic: str, body: bytes, future: ResultFuture | None) -> bool:
+        """As `Accumulator.add_body`. No message overtakes those of its topic that wait."""
+        if topic in self._adding or len(body) > self.body_bytes_max:
+            return False
+        born_at_ms = time.time_ns() // 1_000_000
+        return self.accumulator.add_body(topic, body, born_at_ms, future, self.options.timeout_s)
 
     async def added(self, topic: str, add: Callable[[], AddResult], timeout_s: float) -> None:
         """Calls `add` until it succeeds. No message overtakes those of its topic that wait: an
@@ -512,8 +528,8 @@ class Sender:
         self._finish(batch, is_stored=True)
 
     def _failed(self, batch: Batch, error: MqError) -> None:
-        lost = batch.fail(error)
-        if lost:
+        batch.outcome.fail(error)
+        if lost := batch.outcome.one_way:
             log.warning("%d one-way messages to %s were not sent: %s", lost, batch.topic, error)
         self._finish(batch, is_stored=False)
 

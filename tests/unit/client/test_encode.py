@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from typing import Any
 
 import lz4.frame
@@ -90,6 +91,54 @@ def test_the_broker_stores_a_batch_as_it_comes(
     prepared = prepare(wire.SerializeToString())
     assert WireBatch.FromString(prepared) == WireBatch.FromString(data)
     assert len(prepared) == len(data)
+
+
+runs = st.one_of(
+    st.lists(messages, min_size=1, max_size=5),
+    st.builds(
+        encode.Bodies,
+        st.integers(1, 2**45),
+        st.lists(st.binary(max_size=300), min_size=1, max_size=8),
+    ),
+    st.builds(
+        encode.Bodies,
+        st.just(NOW_MS),
+        st.integers(0, 300).flatmap(
+            lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=8)
+        ),
+    ),
+)
+
+
+@given(st.lists(runs, min_size=1, max_size=4))
+def test_messages_that_are_only_a_body_are_framed_together_as_one_by_one(
+    sent: list[encode.Bodies | list[Message]],
+) -> None:
+    one_by_one: list[encode.Encoded] = []
+    content: list[encode.Run] = []
+    for run in sent:
+        if isinstance(run, encode.Bodies):
+            one_by_one += (encode_message(body, run.born_at_ms, NEVER) for body in run.bodies)
+            content.append(run)
+        else:
+            encoded = [encode_message(message, NOW_MS, NEVER) for message in run]
+            one_by_one += encoded
+            content.append(encoded)
+    prepared = encode.prepare(content)
+    assert prepared.columns == encode.columns(one_by_one)
+    assert prepared.sizes == struct.pack(
+        f"<{len(one_by_one)}I", *(len(frame) for frame, *_ in one_by_one)
+    )
+    assert prepared.count == len(one_by_one)
+
+
+@given(messages)
+def test_only_a_message_without_anything_else_is_sent_as_its_body(message: Message) -> None:
+    fields = {"tag", "keys", "properties", "ordering_key", "priority", "deliver_at_ms"}
+    has_more = any(getattr(message, one) for one in (*fields, "delay_s", "delay_level"))
+    assert encode.sole_body(message) == (None if has_more else message.body)
+    assert encode.sole_body(message.body) == message.body
+    assert encode.sole_body("text") is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 2**21 - 1, 2**21, 2**21 + 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mq.client.encode import Encoded, columns, encode_message
+from mq.client.encode import Encoded, encode_message, prepare
 from mq.client.messages import Message
 from mq.client.producer.batching import Accumulator, AddResult
 from mq.client.producer.queues import MESSAGE_OVERHEAD_BYTES, Batch
@@ -31,9 +31,8 @@ def encoded(text: str = "x" * 10, key: str = "", **fields: Any) -> Encoded:
 
 
 def bodies(batch: Batch) -> list[str]:
-    return [
-        message.body.decode() for message in WireBatch.FromString(columns(batch.messages)).messages
-    ]
+    prepared = batch.prepared or prepare(batch.runs)
+    return [one.body.decode() for one in WireBatch.FromString(prepared.columns).messages]
 
 
 def part(

@@ -51,7 +51,7 @@ def test_a_full_batch_waits_for_nothing() -> None:
     for _ in range(4):
         manual.add()
     [batch] = manual.take()
-    assert len(batch.messages) == 3
+    assert batch.count == 3
     assert batch.size_bytes == 3 * SIZE
 
 
@@ -161,7 +161,7 @@ def test_a_full_buffer_takes_no_more_until_something_is_done() -> None:
     called: list[str] = []
     manual.accumulator.call_when_room(lambda: called.append("room"))
     [batch] = manual.take_lingered()
-    assert len(batch.messages) == 2
+    assert batch.count == 2
     assert called == []
     manual.done(batch)
     assert called == ["room"]
@@ -198,7 +198,7 @@ def test_a_batch_that_is_closed_by_a_message_that_does_not_fit_calls_the_loop() 
     manual.add()
     manual.take()
     assert manual.add("x" * SIZE) is AddResult.WAKE
-    assert [len(batch.messages) for batch in manual.take()] == [2]
+    assert [batch.count for batch in manual.take()] == [2]
 
 
 def test_messages_with_a_key_and_messages_for_a_queue_do_not_share_a_batch() -> None:

@@ -41,7 +41,7 @@ def test_a_retry_without_a_key_may_go_elsewhere_with_its_number() -> None:
     manual.accumulator.retry(batch, 0.0, elsewhere=True)
     assert manual.take() == [batch]
     assert (batch.queue_id, batch.sequence) == (1 - queue_id, number)
-    wire = WireBatch.FromString(b"".join(batch.encoded()))
+    wire = WireBatch.FromString(b"".join(batch.request_parts()))
     assert (wire.queue_id, wire.sequence) == (1 - queue_id, number)
     # The line that it left is free, the other one is not.
     manual.add("b")

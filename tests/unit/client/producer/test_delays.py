@@ -123,12 +123,12 @@ def test_delayed_messages_wait_until_they_have_lingered_or_are_many() -> None:
     add(manual)
     add(manual)
     [full] = manual.take()
-    assert len(full.messages) == 3
+    assert full.count == 3
     add(manual)
     add(manual)
     assert add(manual, "y" * 20) is AddResult.WAKE  # does not fit: the other one is closed by it
     [closed] = manual.take()
-    assert len(closed.messages) == 2
+    assert closed.count == 2
     assert [bodies(one) for one in manual.take_lingered()] == [["y" * 20]]
     assert add(manual, is_urgent=True) is AddResult.WAKE
     assert len(manual.take()) == 1
@@ -166,7 +166,7 @@ def test_a_key_or_a_queue_keeps_the_order_of_its_line() -> None:
     add(manual, "e", SOON, key="k")
     [keyed] = manual.take_lingered()
     assert keyed.kind is BatchKind.KEY
-    assert WireBatch.FromString(b"".join(keyed.encoded())).delay_ms == 5_000
+    assert WireBatch.FromString(b"".join(keyed.request_parts())).delay_ms == 5_000
 
 
 def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +260,7 @@ def answered(result: BatchResult) -> list[SendResult]:
     futures = [SendFuture(), SendFuture()]
     for text, future in zip("ab", futures, strict=True):
         batch.add(encoded(text), future, 1)
+    batch.request_parts()
     batch.succeed(result, "SEND_OK")
     return [future.result() for future in futures]
 
