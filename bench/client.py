@@ -1,5 +1,7 @@
 """Our own client, in one process, against a broker of one node with asynchronous flush.
 
+    send       128 B: `send_async` of bodies, of Messages and with asyncio, and `send_many`
+    send_1k    `send_async` of bodies of 1 KiB
     poll       poll, the body of every message, commits; against a bare gRPC stream, of grpc.aio
                as the client's own, of the same bytes with nothing decoded
     handler    a PushConsumer whose handler does nothing
@@ -20,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import client_arrow, client_receive
+from bench import client_arrow, client_receive, client_send
 from bench.broker import Figures, run_parts, show
 from bench.broker_set import BrokerSet, single
 
-_MODULES = (client_receive, client_arrow)
+_MODULES = (client_send, client_receive, client_arrow)
 GOALS = {name: goal for module in _MODULES for name, goal in module.GOALS.items()}
 
 
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
-    parser.add_argument("--only", help="comma-separated parts: poll, handler, ...")
+    parser.add_argument("--only", help="comma-separated parts: send, poll, handler, ...")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mq-bench-") as directory:
         figures = Bench(Path(directory), arguments).run(arguments.only)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
-from mq.client import Admin, Producer, PullConsumer, PushConsumer, QueueRef, ReceivedMessage
+from mq.client import (
+    Admin,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    QueueRef,
+    ReceivedMessage,
+    SendResults,
+)
 from mq.errors import NotAssigned
 from mq.wire.v1 import consumer_pb2
 from mq.wire.v1.status_pb2 import Status
@@ -148,6 +159,41 @@ def scene(brokers: BrokerSet, topic: str, tmp_path: Path) -> Scene:
 
 
 # -- produce and consume ---------------------------------------------------------------------------
+
+
+def test_of_many_messages_none_is_lost_or_stored_twice_when_the_leader_is_killed(
+    brokers: BrokerSet, topic: str
+) -> None:
+    count, sent = 20_000, list[SendResults]()
+    killed = threading.Event()
+
+    def send(producer: Producer) -> None:
+        """Calls one after the other, some before the leader is killed and some after it."""
+        while not (killed.is_set() and len(sent) > 4):
+            first = len(sent) * count
+            bodies = [b"%d" % number for number in range(first, first + count)]
+            sent.append(producer.send_many(topic, bodies))
+
+    settings: dict[str, Any] = {"timeout_s": PATIENCE_S, "batch_bytes": 4_000}
+    with Producer(brokers.servers, **settings) as producer, ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, producer)
+        try:
+            poll(lambda: bool(sent), "the first messages")
+            former = brokers.kill_leader()
+            brokers.leader(other_than=former)
+        finally:
+            killed.set()
+        sending.result(PATIENCE_S)
+    places = Counter((one.queue_id, one.queue_offset) for results in sent for one in results)
+    assert set(places.values()) == {1}
+    stored: Counter[int] = Counter()
+    with PullConsumer(brokers.servers) as consumer:
+        for queue in consumer.queues(topic):
+            at = 0
+            while page := consumer.pull(topic, queue.queue_id, at, max_messages=9_000).messages:
+                stored.update(int(one.body) for one in page)
+                at = page[-1].queue_offset + 1
+    assert stored == Counter(range(len(sent) * count))
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])

@@ -109,6 +109,50 @@ def test_every_result_of_many_batches_points_at_its_message(
         assert stored.message_id == result.message_id
 
 
+def check_places(admin: Admin, topic: str, results: Sequence[SendResult]) -> None:
+    """Each result points at its message, whose body begins with its index."""
+    places = {
+        (stored.queue_id, stored.queue_offset): stored
+        for queue in read_all(admin, topic)
+        for stored in queue
+    }
+    assert len(places) == len(results)
+    for number, result in enumerate(results):
+        stored = places[result.queue_id, result.queue_offset]
+        assert stored.message.body.split()[0] == b"%d" % number
+        assert stored.message_id == result.message_id
+
+
+def test_many_messages_at_once_are_where_their_results_say(
+    broker: BrokerProcess, admin: Admin
+) -> None:
+    sent = [b"%d " % n + bytes(n % 700) for n in range(5_000)]
+    mixed: list[Message | bytes | str] = [
+        Message(body, tag="tagged", keys=[f"k-{n}"]) if n % 7 == 0 else body
+        for n, body in enumerate(sent)
+    ]
+    with Producer(broker.address, batch_bytes=20_000) as producer:
+        check_places(admin, "many", results := producer.send_many("many", sent))
+        assert len({result.queue_id for result in results}) > 1
+        check_places(admin, "many-mixed", producer.send_many("many-mixed", mixed))
+
+    async def scenario() -> Sequence[SendResult]:
+        async with aio.Producer(broker.address) as producer:
+            return await producer.send_many("many-aio", sent)
+
+    check_places(admin, "many-aio", asyncio.run(scenario()))
+
+
+def test_of_many_messages_the_illegal_one_is_named(broker: BrokerProcess, admin: Admin) -> None:
+    with Producer(broker.address) as producer:
+        messages = [b"x"] * 700 + [bytes((4 << 20) + 1)] + [b"x"] * 299
+        with pytest.raises(MessageTooLarge, match="message 700 of 1000"):
+            producer.send_many("many-illegal", messages)
+        assert bodies(read_all(admin, "many-illegal")) == {b"x": 999}
+        results = producer.send_many("many-illegal", messages, return_exceptions=True)
+        assert list(results.errors) == [700]
+
+
 def test_large_bodies_are_compressed_and_small_ones_are_not(
     broker: BrokerProcess, admin: Admin
 ) -> None:

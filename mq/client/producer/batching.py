@@ -197,7 +197,7 @@ class Accumulator:
             ):
                 return False
             if batch.born_at_ms != born_at_ms:
-                batch.begin_bodies(born_at_ms, [])
+                batch.begin_bodies(born_at_ms)
             batch.bodies.append(body)
             batch.size_bytes, self._bytes = batch_bytes, all_bytes
             index = batch.count
@@ -629,7 +629,7 @@ class Accumulator:
                 queue = None if key is None else topic.queue_for_key(key, batch.priority)
                 part = parts.get(queue) or parts.setdefault(queue, batch.empty_copy(queue))
                 places.append((part.outcome, part.count))
-                part.add(message, None, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
+                part.append(message, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
             batch.outcome.move(places)
         else:
             parts[None] = batch.moved()

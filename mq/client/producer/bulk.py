@@ -72,7 +72,7 @@ class SendResults(Sequence[SendResult]):
         }
 
     def _parts(self) -> Iterator[tuple[range, BatchOutcome, int]]:
-        ends = itertools.chain(self._starts[1:], (self._count,))
+        ends = [*self._starts[1:], self._count][: len(self._starts)]
         for start, end, future in zip(self._starts, ends, self._futures, strict=True):
             yield range(start, end), *future.outcome()
 

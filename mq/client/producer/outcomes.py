@@ -141,8 +141,8 @@ class BatchOutcome:
     def __init__(self) -> None:
         self.is_done = False
         self.error: Exception | None = None
-        # Messages that need no result.
-        self.one_way = 0
+        # The messages whose failure is only logged.
+        self.one_way: list[int] = []
         # After the batch was dissolved: for each message, the outcome that has it, and its index.
         self.moved: Sequence[tuple[BatchOutcome, int]] = ()
         # Futures that are set when the batch is done.
@@ -151,7 +151,7 @@ class BatchOutcome:
     def attach(self, index: int, future: ResultFuture | None) -> None:
         """Before the batch leaves: this future gets the result of the message."""
         if future is None:
-            self.one_way += 1
+            self.one_way.append(index)
         elif isinstance(future, SendFuture):
             future.place = self, index
         else:
@@ -189,6 +189,9 @@ class BatchOutcome:
             for index, future in self.waiting:
                 outcome, there = places[index]
                 outcome.waiting.append((there, future))
+            for index in self.one_way:
+                outcome, there = places[index]
+                outcome.one_way.append(there)
 
     def result_of(self, index: int) -> SendResult:
         """Raises the error of the batch. The batch must be done."""

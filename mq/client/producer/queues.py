@@ -80,19 +80,22 @@ class Batch:
     error: MqError | None = None
 
     def add(self, message: Encoded, future: ResultFuture | None, size: int) -> None:
+        self.outcome.attach(self.count, future)
+        self.append(message, size)
+
+    def append(self, message: Encoded, size: int) -> None:
+        """Adds a message whose future knows its place, or will be told."""
         if self.born_at_ms:
             self.born_at_ms, self.encoded = 0, []
             self.runs.append(self.encoded)
         self.encoded.append(message)
-        self.outcome.attach(self.count, future)
         self.count += 1
         self.size_bytes += size
 
-    def begin_bodies(self, born_at_ms: int, bodies: list[bytes]) -> None:
-        """Begins a run of bodies, which grows by itself or by `Accumulator.add_body`."""
-        self.born_at_ms, self.bodies = born_at_ms, bodies
-        self.runs.append(Bodies(born_at_ms, bodies))
-        self.count += len(bodies)
+    def begin_bodies(self, born_at_ms: int) -> None:
+        """Begins a run of bodies, which `Accumulator.add_body` extends."""
+        self.born_at_ms, self.bodies = born_at_ms, []
+        self.runs.append(Bodies(born_at_ms, self.bodies))
 
     def empty_copy(self, queue: QueueBuffer | None) -> Batch:
         """A batch for a part of the messages, in another queue; None: any queue."""

@@ -529,7 +529,7 @@ class Sender:
 
     def _failed(self, batch: Batch, error: MqError) -> None:
         batch.outcome.fail(error)
-        if lost := batch.outcome.one_way:
+        if lost := len(batch.outcome.one_way):
             log.warning("%d one-way messages to %s were not sent: %s", lost, batch.topic, error)
         self._finish(batch, is_stored=False)
 

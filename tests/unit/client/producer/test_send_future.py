@@ -126,12 +126,14 @@ def test_messages_that_moved_to_other_batches_have_their_results() -> None:
     called: list[str] = []
     futures[0].add_done_callback(lambda one: called.append(one.result().message_id))
     first, second = BatchOutcome(), BatchOutcome()
-    outcome.move([(first, 0), (second, 0), (first, 1), (second, 1)])
+    outcome.attach(4, None)
+    outcome.move([(first, 0), (second, 0), (first, 1), (second, 1), (second, 2)])
+    assert (first.one_way, second.one_way) == ([], [2])
     futures[3].add_done_callback(lambda one: called.append(one.result().message_id))
     assert not any(future.done() for future in futures)
     store(first, 100, (10, 10))
     assert [future.done() for future in futures] == [True, False, True, False]
-    store(second, 200, (10, 10))
+    store(second, 200, (10, 10, 10))
     found = [future.result(0).message_id for future in futures]
     assert found == ["set-0:100", "set-0:200", "set-0:110", "set-0:210"]
     assert called == ["set-0:100", "set-0:210"]
