@@ -132,24 +132,24 @@ def test_many_messages_at_once_are_where_their_results_say(
         for n, body in enumerate(sent)
     ]
     with Producer(broker.address, batch_bytes=20_000) as producer:
-        check_places(admin, "many", results := producer.send_many("many", sent))
+        check_places(admin, "bulk", results := producer.send_many("bulk", sent))
         assert len({result.queue_id for result in results}) > 1
-        check_places(admin, "many-mixed", producer.send_many("many-mixed", mixed))
+        check_places(admin, "bulk-mixed", producer.send_many("bulk-mixed", mixed))
 
     async def scenario() -> Sequence[SendResult]:
         async with aio.Producer(broker.address) as producer:
-            return await producer.send_many("many-aio", sent)
+            return await producer.send_many("bulk-aio", sent)
 
-    check_places(admin, "many-aio", asyncio.run(scenario()))
+    check_places(admin, "bulk-aio", asyncio.run(scenario()))
 
 
 def test_of_many_messages_the_illegal_one_is_named(broker: BrokerProcess, admin: Admin) -> None:
     with Producer(broker.address) as producer:
         messages = [b"x"] * 700 + [bytes((4 << 20) + 1)] + [b"x"] * 299
         with pytest.raises(MessageTooLarge, match="message 700 of 1000"):
-            producer.send_many("many-illegal", messages)
-        assert bodies(read_all(admin, "many-illegal")) == {b"x": 999}
-        results = producer.send_many("many-illegal", messages, return_exceptions=True)
+            producer.send_many("bulk-illegal", messages)
+        assert bodies(read_all(admin, "bulk-illegal")) == {b"x": 999}
+        results = producer.send_many("bulk-illegal", messages, return_exceptions=True)
         assert list(results.errors) == [700]
 
 

@@ -133,7 +133,7 @@ def test_an_illegal_message_is_named_and_the_others_are_sent(
 def test_a_batch_that_is_refused_fails_its_messages_alone() -> None:
     def script(_: ScriptedBrokers, batch: Batch) -> BatchResult | None:
         is_full = any(message.body == b"50" for message in batch.messages)
-        return refusal(wire.DISK_FULL, "full") if is_full else None
+        return refusal(wire.DISK_FULL) if is_full else None
 
     async def scenario() -> None:
         brokers = ScriptedBrokers(script=script)
