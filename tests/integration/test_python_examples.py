@@ -27,8 +27,8 @@ RECEIVED = re.compile(r"received queue (\d+) offset (\d+) tag example: (.*)")
 
 # What the programs of each page print, in their order.
 CLIENT_DOC = [
-    "SEND_OK False\n1000\n1\n",
-    "100\n[]\n",
+    "SEND_OK False\n1000\n10000 SEND_OK\n1\n",
+    "100\n100 0 b'payment 0'\n[]\n",
     "[(b'1', 1), (b'3', 1), (b'two', 2)]\n",
     "0 b'21.5'\n",
     "SEND_OK 10\n",

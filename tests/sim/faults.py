@@ -36,7 +36,7 @@ def run_seed(seed: int, setup: Setup = Setup(), *, shows_notes: bool = False) ->
             story.begin()
             world.run(FAULTS_S)
             world.converge()
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"drawn from seed {seed}: {count} nodes, {story.profile}")
             raise
     return world

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Violation(AssertionError):
-    """An invariant does not hold."""
+class Violation(BaseException):
+    """An invariant does not hold. No Exception: a node logs those of its callers and goes on."""
 
 
 class Known(NamedTuple):
