@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, overload
 
 from mq.client.decode import Decoder, Runs
@@ -33,9 +34,10 @@ class MessageBatch(Sequence[ReceivedMessage]):
         end: int,
         decoder: Decoder,
         messages: list[ReceivedMessage] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> None:
         """The rows [start, end), without those that are filtered or unreadable; `messages` if they
-        are made already.
+        are made already, and their `rows` if those are not all.
         """
         self.queue = queue
         self._runs = runs
@@ -44,7 +46,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
         self._acknowledge: Callable[[], None] | None = None
         self._messages = messages
         # The rows of the messages.
-        self._rows: Sequence[int] = range(start, end)
+        self._rows: Sequence[int] = range(start, end) if rows is None else rows
         if messages is None and not decoder.is_plain(queue, runs):
             found = list(zip(self._rows, self._make(), strict=True))
             self._rows = [row for row, message in found if message is not None]
@@ -90,6 +92,20 @@ class MessageBatch(Sequence[ReceivedMessage]):
     def rows(self) -> Sequence[int]:
         """The places of the messages in their delivery."""
         return self._rows
+
+    def part(self, start: int, end: int) -> MessageBatch:
+        """The messages [start, end), of which there is one at least."""
+        messages = None if self._messages is None else self._messages[start:end]
+        return self._copy(self._rows[start:end], messages)
+
+    def next_attempt(self) -> MessageBatch:
+        """The same messages as new objects, with one more attempt."""
+        again = [replace(one, attempt=one.attempt + 1) for one in self.messages]
+        return self._copy(self._rows, again)
+
+    def _copy(self, rows: Sequence[int], messages: list[ReceivedMessage] | None) -> MessageBatch:
+        start, end = rows[0], rows[-1] + 1
+        return MessageBatch(self.queue, self._runs, start, end, self._decoder, messages, rows)
 
     def __len__(self) -> int:
         return len(self._rows)

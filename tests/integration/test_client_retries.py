@@ -9,11 +9,22 @@ import json
 import os
 import threading
 import urllib.request
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client import Admin, Consumer, Message, Nack, Producer, PushConsumer, ReceivedMessage, aio
+from mq.client import (
+    Admin,
+    Consumer,
+    Message,
+    MessageBatch,
+    Nack,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    aio,
+)
 from mq.client.messages import QueueRef
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import committed, create_topic, eventually, fill, send
@@ -136,6 +147,66 @@ def test_after_too_many_attempts_it_is_a_dead_letter_and_comes_again_when_resent
             eventually(lambda: len(admin.list_dead_letters(name).messages) == 1)
         assert admin.purge_dead_letters(name) == 1
         assert admin.list_dead_letters(name).messages[:] == []
+
+
+def test_a_batch_fails_as_a_whole_and_its_messages_end_as_dead_letters(
+    server: str, name: str
+) -> None:
+    sent = fill(server, name, queues=2, each=30)
+    handled: list[ReceivedMessage] = []
+    failed: Counter[bytes] = Counter()
+
+    def handle(batch: MessageBatch) -> None:
+        assert len(batch) <= 10
+        assert len({one.queue for one in batch}) == 1
+        if any(body.startswith(b"0-1") for body in batch.bodies):
+            failed.update(batch.bodies)
+            raise Nack("bad", delay_s=0)
+        handled.extend(batch)
+
+    with Admin(server) as admin:
+        admin.alter_group(name, retries_max=2)
+        with PushConsumer(
+            server, name, name, handle, start="earliest", threads=1, batch_messages=10
+        ):
+            eventually(lambda: len(admin.list_dead_letters(name, max_messages=100).messages) >= 11)
+            eventually(lambda: committed(server, name, name) == {0: 30, 1: 30})
+            eventually(lambda: admin.describe_group(name).summary.lag == 0)
+        letters = admin.list_dead_letters(name, max_messages=100).messages
+    dead = {one.message.body for one in letters}
+    assert {one.message.origin.attempts for one in letters} == {3}
+    # A message that was in a batch with one of them may have come through later.
+    assert {b"0-1", *(b"0-1%d" % at for at in range(10))} <= dead
+    assert all(failed[body] == 3 for body in dead)
+    assert sorted(dead | {one.body for one in handled}) == sorted(sent)
+    assert len(dead) + len(handled) == len(sent)
+    of_good_queue = [one.body for one in handled if one.body.startswith(b"1-")]
+    assert of_good_queue == [b"1-%d" % at for at in range(30)]
+
+
+def test_a_close_finishes_the_batch_at_work(server: str, name: str) -> None:
+    fill(server, name, queues=1, each=30)
+    begun, gate = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def handle(batch: MessageBatch) -> None:
+        begun.set()
+        gate.wait(30)
+        seen.extend(batch.offsets)
+
+    consumer = PushConsumer(
+        server, name, name, handle, start="earliest", threads=1, batch_messages=20
+    )
+    consumer.start()
+    assert begun.wait(30)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    gate.set()
+    closing.join(30)
+    assert seen == list(range(20))
+    assert committed(server, name, name) == {0: 20}
 
 
 def test_a_consumer_that_polls_gives_messages_back(server: str, name: str) -> None:

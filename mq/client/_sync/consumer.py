@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mq.client.batches import MessageBatch
 from mq.client.consumer.consumer import SyncPoll, ThreadedConsumer
 from mq.client.consumer.options import Mode, Start, Subscriptions
 from mq.client.consumer.pull import Offsets, PullResult, QueueLike, SyncPull, ThreadedPullConsumer
@@ -166,6 +167,10 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
     when `retry_delay_s` says: a number that doubles with each attempt, a list with one for each, or
     a function of the attempt. A handler that knows better raises or returns a `Nack`.
 
+    With `batch_messages` the handler is called with a `MessageBatch` of up to so many messages of
+    one queue: those that are there, without waiting for more. When it returns, all of them are
+    done; when it raises, all of them come again, those that it has worked on as well.
+
     Handlers run on threads of the consumer's own.
     """
 
@@ -174,7 +179,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         servers: str | Sequence[str],
         group: str,
         subscriptions: Subscriptions,
-        handler: Callable[[ReceivedMessage], object],
+        handler: Callable[[ReceivedMessage], object] | Callable[[MessageBatch], object],
         *,
         zone: str = "",
         start: Start = "latest",
@@ -184,6 +189,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
         threads: int = 20,
+        batch_messages: int | None = None,
         retry_delay_s: RetryDelay = None,
     ) -> None:
         client = ThreadedPushConsumer(
@@ -199,6 +205,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
             member_id=member_id,
             offsets_file=offsets_file,
             tasks=threads,
+            batch_messages=batch_messages,
             retry_delay_s=retry_delay_s,
         )
         super().__init__(client, client.handlers)

@@ -288,12 +288,7 @@ class PolledMessages:
 
     def batch(self, taken: InFlight, decoder: Decoder) -> MessageBatch:
         """The messages as one object; its `ack` finishes those of them that are not done."""
-        batch = taken.batch
-        if batch is None:
-            runs, messages = taken.delivery.runs, list(taken.messages)
-            ref, start, end = taken.queue.ref, taken.start, taken.end
-            batch = MessageBatch(ref, runs, start, end, decoder, messages)
-        return batch.acknowledged_by(lambda: self._ack(taken))
+        return taken.to_batch(decoder).acknowledged_by(lambda: self._ack(taken))
 
     def _ack(self, taken: InFlight) -> None:
         with self._lock:

@@ -66,9 +66,17 @@ class GroupSession:
     """
 
     def __init__(
-        self, connection: Connection, options: ConsumerOptions, *, commits_at_end: bool = True
+        self,
+        connection: Connection,
+        options: ConsumerOptions,
+        *,
+        takes_ranges: bool = False,
+        commits_at_end: bool = True,
     ) -> None:
-        """`commits_at_end` False: the caller commits the progress itself, with its results."""
+        """`takes_ranges`: also in ordered mode the caller takes several messages of a queue, and
+        handles them as one or in turn. `commits_at_end` False: it commits the progress itself, with
+        its results.
+        """
         self.options = options
         self._commits_at_end = commits_at_end
         self._ready = asyncio.Event()
@@ -76,6 +84,7 @@ class GroupSession:
         self.buffer = PrefetchBuffer(
             self.decoder,
             is_ordered=options.is_ordered,
+            takes_ranges=takes_ranges,
             cache_messages=options.cache_messages,
             cache_bytes=options.cache_bytes,
             on_ready=self._ready.set,

@@ -5,8 +5,9 @@ Streams put deliveries in (`deliver`), handlers take messages out (`take`) and f
 `PrefetchQueue` is the state of one assigned queue, `PrefetchBuffer` has all of them under one lock
 and may be used from any thread.
 
-Invariants: messages of a queue are taken in order, each delivered one once; in ordered mode at most
-one message of a queue is in flight; a queue that leaves the assignment gives out nothing more, and
+Invariants: messages of a queue are taken in order, each delivered one once, unless it was put back;
+in ordered mode at most one range of a queue is in flight, of one message unless the consumer
+`takes_ranges`; a queue that leaves the assignment gives out nothing more, and
 is released when its last handler has finished; an event of one broker set moves no queue of
 another. Nothing here opens a connection, or waits for anything but messages of the buffer.
 """
@@ -31,8 +32,8 @@ from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import MqError, NotAssigned
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
-# Single messages that are made ahead of being taken: so many, if they are small.
-_AHEAD_MAX, _AHEAD_BYTES = 64, 1024
+# Messages that are made ahead of being taken, if they are small, and few are taken at a time.
+_AHEAD_MAX, _AHEAD_BYTES, _FEW = 64, 1024, 16
 
 
 class CachedDelivery:
@@ -84,14 +85,14 @@ class CachedDelivery:
         start, end = self.taken, min(self.taken + count, self.runs.count)
         self.taken = end
         found: Sequence[ReceivedMessage]
-        if count == 1 and start - self._made_at < len(self._made):
-            found = [self._made[start - self._made_at]]
-        elif count == 1 and decoder.is_plain(queue, self.runs):
-            # Some messages cost little more than one.
-            ahead = _AHEAD_MAX if self.frame_bytes <= _AHEAD_BYTES else 1
+        if count <= _FEW and end <= self._made_at + len(self._made):
+            found = self._made[start - self._made_at : end - self._made_at]
+        elif count <= _FEW and decoder.is_plain(queue, self.runs):
+            # Some messages more cost little.
+            ahead = _AHEAD_MAX if self.frame_bytes <= _AHEAD_BYTES else count
             made = decoder.messages(queue, self.runs, start, min(start + ahead, self.runs.count))
             self._made, self._made_at = [one for one in made if one is not None], start
-            found = self._made[:1]
+            found = self._made[:count]
         else:
             found = MessageBatch(queue, self.runs, start, end, decoder)
             if len(found) < end - start:
@@ -152,6 +153,15 @@ class InFlight:
     def queue_offset(self, at: int) -> int:
         return self.delivery.runs.queue_offsets[self.row(at)]
 
+    def to_batch(self, decoder: Decoder) -> MessageBatch:
+        """Its messages as one object."""
+        if self.batch is not None:
+            return self.batch
+        messages = list(self.messages)
+        return MessageBatch(
+            self.queue.ref, self.delivery.runs, self.start, self.end, decoder, messages
+        )
+
     @property
     def singles(self) -> list[InFlight]:
         return [self.part(at, at + 1) for at in range(len(self.messages))]
@@ -161,7 +171,10 @@ class InFlight:
         if end - start == len(self.messages):
             return self
         rows = self.row(start), self.row(end - 1) + 1
-        found = self.messages[start:end]
+        if self.batch is not None and end - start > 1:
+            found: Sequence[ReceivedMessage] = self.batch.part(start, end)
+        else:
+            found = self.messages[start:end]
         return InFlight(self.queue, self.version, self.delivery, *rows, found)
 
 
@@ -211,7 +224,9 @@ class PrefetchQueue:
         # In the order of the queue: deliveries that are not done, and those that are not taken.
         self._open: deque[CachedDelivery] = deque()
         self._cache: deque[CachedDelivery] = deque()
-        # Messages that are delivered and not taken.
+        # Messages that were taken and put back: they are the next.
+        self._put_back: deque[InFlight] = deque()
+        # Messages that are delivered and not taken, or put back.
         self.cached_messages = 0
 
     # Positions
@@ -338,6 +353,8 @@ class PrefetchQueue:
         """The next messages of one delivery for a handler; filtered and unreadable ones are passed
         over. None: the cache is empty.
         """
+        if self._put_back:
+            return self._take_put_back(count)
         while self._cache:
             delivery = self._cache[0]
             start = delivery.taken
@@ -351,6 +368,22 @@ class PrefetchQueue:
                 return InFlight(self, self.version, delivery, start, end, messages)
             self._drop_done()
         return None
+
+    def _take_put_back(self, count: int) -> InFlight:
+        taken = self._put_back.popleft()
+        if count < len(taken.messages):
+            self._put_back.appendleft(taken.part(count, len(taken.messages)))
+            taken = taken.part(0, count)
+        self.cached_messages -= len(taken.messages)
+        self.running += len(taken.messages)
+        return taken
+
+    def put_back(self, taken: InFlight) -> None:
+        """No handler has seen the messages: they are the next again."""
+        self.running -= len(taken.messages)
+        if not taken.is_void:
+            self._put_back.appendleft(taken)
+            self.cached_messages += len(taken.messages)
 
     def _drop_done(self) -> None:
         while self._open and not self._open[0].unfinished:
@@ -371,19 +404,22 @@ class PrefetchQueue:
         self.running -= len(taken.messages)
 
     def fail(self, taken: InFlight) -> bool:
-        """The message, a single one, waits for another attempt. Returns False if it is void."""
-        self.running -= 1
+        """The messages wait for another attempt, together. Returns False if they are void."""
+        self.running -= len(taken.messages)
         if taken.is_void:
             return False
-        # A new object: the handler may still look at the old one.
-        taken.messages = [replace(taken.message, attempt=taken.message.attempt + 1)]
-        self.waiting += 1
+        # New objects: the handler may still look at the old ones.
+        if taken.batch is not None:
+            taken.messages = taken.batch.next_attempt()
+        else:
+            taken.messages = [replace(one, attempt=one.attempt + 1) for one in taken.messages]
+        self.waiting += len(taken.messages)
         return True
 
-    def take_again(self) -> None:
-        """A failed message is given out for its next attempt."""
-        self.waiting -= 1
-        self.running += 1
+    def take_again(self, taken: InFlight) -> None:
+        """Failed messages are given out for their next attempt."""
+        self.waiting -= len(taken.messages)
+        self.running += len(taken.messages)
 
     def postpone(self, taken: InFlight) -> None:
         """A failed message is due, but the queue gives out nothing now."""
@@ -443,6 +479,7 @@ class PrefetchBuffer:
         decoder: Decoder,
         *,
         is_ordered: bool = False,
+        takes_ranges: bool = False,
         cache_messages: int = 1_000,
         cache_bytes: int = 100 << 20,
         on_ready: Callable[[], None] = lambda: None,
@@ -452,6 +489,8 @@ class PrefetchBuffer:
         self._on_ready = on_ready
         self._decoder = decoder
         self._is_ordered = is_ordered
+        # In ordered mode, too, messages are taken together: they are handled as one, or in turn.
+        self._takes_ranges = takes_ranges or not is_ordered
         self._cache_messages = cache_messages
         self._cache_bytes = cache_bytes
         self._clock = clock
@@ -583,11 +622,11 @@ class PrefetchBuffer:
                 if due is None:
                     break
                 found.append(due)
-                room -= 1
+                room -= len(due.messages)
             while self._line and len(found) < most and room > 0:
                 queue = self._next_in_line()
                 while self._can_take(queue) and len(found) < most and room > 0:
-                    taken = queue.take(1 if self._is_ordered else room, self._decoder)
+                    taken = queue.take(room if self._takes_ranges else 1, self._decoder)
                     if taken is None:
                         # The rest of the cache was filtered: that is progress, too.
                         self._reports[queue.ref.broker_set].note(queue)
@@ -634,6 +673,15 @@ class PrefetchBuffer:
                 if self._is_ordered and self._offer(queue):
                     self._tell_ready(1)
 
+    def put_back(self, taken: InFlight) -> None:
+        """No handler has seen the messages, the last ones of their queue that were taken: they are
+        the next again.
+        """
+        with self._lock:
+            taken.queue.put_back(taken)
+            if self._offer(taken.queue):
+                self._tell_ready(1)
+
     def give_up(self, taken: Iterable[InFlight]) -> None:
         """The messages are not done and no handler works on them: the group gets them again."""
         with self._lock:
@@ -642,7 +690,7 @@ class PrefetchBuffer:
                 self._report_finished(one.queue)
 
     def retry(self, taken: InFlight, delay_s: float) -> None:
-        """The message has failed, and is taken again here after this time."""
+        """The messages have failed, and are taken again here, together, after this time."""
         with self._lock:
             if taken.queue.fail(taken):
                 self._push_retry(taken, self._clock() + delay_s)
@@ -678,7 +726,7 @@ class PrefetchBuffer:
             if queue.is_leaving or queue.ref.broker_set in self._suspended:
                 queue.postpone(taken)
                 continue
-            queue.take_again()
+            queue.take_again(taken)
             return taken
         return None
 

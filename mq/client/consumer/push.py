@@ -1,10 +1,15 @@
-"""The consumer that calls a handler for each message.
+"""The consumer that calls a handler for each message, or for batches of them.
 
 Handlers run concurrently; the group's offset is that of the first message that is not done. A
 message whose handler fails goes back to the broker and is delivered again later; after too many
 attempts it is a dead letter. In ordered mode the messages of a queue come one at a time, and a
 failed one is tried again in place, before the rest of its queue. In broadcast mode it is tried
-again in place, too, without stopping others.
+again in place, too, without stopping others. A batch has messages of one queue and fails as a
+whole: in ordered mode it takes the place of the one message.
+
+With asyncio, calls of a handler that neither wait nor fail are many to one step of a worker, which
+takes a range of messages and finishes it at once. A handler that waits gives the messages behind
+its own back, so that other workers go on with them: no message waits for another one's handler.
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import CoroutineType
+from typing import Any
 
+from mq.client.batches import MessageBatch
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import cancelled
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
@@ -27,9 +34,12 @@ from mq.client.messages import ReceivedMessage
 from mq.client.public import arguments_of
 from mq.errors import IllegalConfig, MqError
 
-Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
+Handler = (
+    Callable[[ReceivedMessage], Awaitable[object] | object]
+    | Callable[[MessageBatch], Awaitable[object] | object]
+)
 
-# A handler that never waits must let other tasks run now and then.
+# A handler that never waits must let other tasks run after so many messages.
 _MESSAGES_IN_A_ROW = 16
 
 
@@ -38,12 +48,18 @@ class PushOptions(ConsumerOptions):
     handler: Handler
     _: KW_ONLY
     tasks: int = 20
+    batch_messages: int | None = None
     retry_delay_s: RetryDelay = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tasks < 1:
             raise IllegalConfig(f"tasks = {self.tasks}: at least 1 handler at a time")
+        if self.batch_messages is not None and self.batch_messages < 1:
+            raise IllegalConfig(
+                f"batch_messages = {self.batch_messages}: at least 1, or None for a handler of "
+                "single messages"
+            )
 
 
 class PushConsumer(GroupClient):
@@ -60,14 +76,24 @@ class PushConsumer(GroupClient):
     a handler raises is logged, and the message comes again: after 10 s, 30 s, 1 min and so on, or
     when `retry_delay_s` says: a number that doubles with each attempt, a list with one for each, or
     a function of the attempt. A handler that knows better raises or returns a `Nack`.
+
+    With `batch_messages` the handler is called with a `MessageBatch` of up to so many messages of
+    one queue: those that are there, without waiting for more. When it returns, all of them are
+    done; when it raises, all of them come again, those that it has worked on as well.
     """
 
     @arguments_of(PushOptions)
     def __init__(self, options: PushOptions) -> None:
         self._options = options
-        self._session = GroupSession(Connection(options.servers, options.zone), options)
+        self._session = GroupSession(
+            Connection(options.servers, options.zone), options, takes_ranges=True
+        )
         self._failures = FailurePolicy(self._session, options.retry_delay_s)
-        self._handler = options.handler
+        self._handler: Callable[[Any], object] = options.handler
+        # Messages of a range: few while handlers wait, more while they do not.
+        self._few = options.batch_messages or 1
+        self._many = options.batch_messages or _MESSAGES_IN_A_ROW
+        self._at_once = self._few
         self._workers: list[asyncio.Task[None]] = []
         self._is_over = asyncio.Event()
 
@@ -88,36 +114,87 @@ class PushConsumer(GroupClient):
         in_a_row = 0
         while True:
             try:
-                found = self._session.buffer.take(1) or await self._session.take(1, None)
+                found = self._session.buffer.take(self._at_once, 1)
+                if not found:
+                    found = await self._session.take(self._at_once, None, 1)
             except MqError:
                 self._is_over.set()
                 return
             if not found:
                 return
+            in_a_row += len(found[0].messages)
             await self._handle(found[0])
-            in_a_row += 1
-            if in_a_row % _MESSAGES_IN_A_ROW == 0:
+            if in_a_row >= _MESSAGES_IN_A_ROW:
+                in_a_row = 0
                 await asyncio.sleep(0)
 
     async def _handle(self, taken: InFlight) -> None:
+        buffer = self._session.buffer
+        calls = self._calls(taken)
+        at, outcome = self._call(calls)
+        if outcome is None:
+            self._at_once = self._many
+            buffer.done([taken])
+            return
+        self._at_once = self._few
+        if len(calls) > 1:
+            taken = self._cut_out(taken, at)
+        if isinstance(outcome, BaseException):
+            self._failures.failed([taken], outcome)
+            return
         try:
-            outcome = self._handler(taken.messages[0])
-            # What most handlers return is told apart at less cost.
-            if isinstance(outcome, CoroutineType) or (
-                outcome is not None and inspect.isawaitable(outcome)
-            ):
-                outcome = await outcome
+            returned = await outcome
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                self._session.buffer.give_up([taken])
+                buffer.give_up([taken])
                 raise
             # The handler has cancelled a task of its own: the consumer goes on.
             self._failures.failed([taken], error)
         except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
             self._failures.failed([taken], error)
         else:
-            self._handled(taken, outcome)
+            self._handled(taken, returned)
+
+    def _calls(self, taken: InFlight) -> Sequence[ReceivedMessage | MessageBatch]:
+        """The argument of each call of the handler."""
+        if self._options.batch_messages is None:
+            return taken.messages
+        return [taken.to_batch(self._session.decoder)]
+
+    def _call(
+        self, calls: Sequence[ReceivedMessage | MessageBatch]
+    ) -> tuple[int, Awaitable[object] | BaseException | None]:
+        """Calls the handler until it waits or fails. Returns in which call that was, and what is to
+        be waited for, or the error. None: all calls are done.
+        """
+        at, handler = 0, self._handler
+        try:
+            for at, one in enumerate(calls):
+                outcome = handler(one)
+                if isinstance(outcome, CoroutineType):
+                    try:
+                        waits_for = outcome.send(None)
+                    except StopIteration as returned:
+                        outcome = returned.value
+                    else:
+                        return at, _Begun(outcome, waits_for)
+                elif outcome is not None and inspect.isawaitable(outcome):
+                    return at, outcome
+                if isinstance(outcome, Nack):
+                    return at, outcome
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 # the user's own
+            return at, error
+        return at, None
+
+    def _cut_out(self, taken: InFlight, at: int) -> InFlight:
+        """Returns one message. Those before it are done, and those behind it are put back."""
+        buffer, count = self._session.buffer, len(taken.messages)
+        if at + 1 < count:
+            buffer.put_back(taken.part(at + 1, count))
+        if at:
+            buffer.done([taken.part(0, at)])
+        return taken.part(at, at + 1)
 
     def _handled(self, taken: InFlight, outcome: object) -> None:
         if isinstance(outcome, Nack):
@@ -165,7 +242,7 @@ class ThreadedPushConsumer(PushConsumer):
         """Returns when the consumer is closed; True when it was ended by the broker."""
         while True:
             try:
-                found = self._session.buffer.wait_take(1, None)
+                found = self._session.buffer.wait_take(self._at_once, None, 1)
             except MqError:
                 return True
             if not found:
@@ -173,9 +250,31 @@ class ThreadedPushConsumer(PushConsumer):
             self._handle_here(found[0])
 
     def _handle_here(self, taken: InFlight) -> None:
+        (argument,) = self._calls(taken)
         try:
-            outcome = self._handler(taken.message)
+            outcome = self._handler(argument)
         except BaseException as error:  # noqa: BLE001 # whatever it is, the message is not done
             self._failures.failed([taken], error)
         else:
             self._handled(taken, outcome)
+
+
+class _Begun:
+    """A coroutine that has run until it waits. Awaiting it is to go on with it."""
+
+    def __init__(self, coroutine: CoroutineType[Any, Any, object], waits_for: object) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        coroutine, waits_for = self._coroutine, self._waits_for
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 # such as a cancellation
+                try:
+                    waits_for = coroutine.throw(error)
+                except StopIteration as returned:
+                    return returned.value
+            else:
+                return (yield from coroutine.__await__())

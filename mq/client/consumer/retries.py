@@ -83,23 +83,34 @@ class FailurePolicy:
         self._delay = _checked(retry_delay_s)
 
     def failed(self, taken: Iterable[InFlight], error: BaseException) -> None:
-        """The messages are not done because of this error."""
+        """The messages are not done because of this error. Those that were taken together are
+        tried again together in place; each by itself goes back to the broker.
+        """
         for one in taken:
             self._failed(one, error)
 
     def _failed(self, taken: InFlight, error: BaseException) -> None:
-        delay_s = error.delay_s if isinstance(error, Nack) else None
-        if delay_s is None:
-            delay_s = self._configured_s(taken.message.attempt)
         if self._session.options.is_clustering:
-            delay_ms = None if delay_s is None else round(delay_s * 1000)
-            _log(taken, error, delay_s)
-            self._session.retries.add(Failure(taken, delay_ms, _reason(error)))
+            # Each has its own number of attempts.
+            singles, reason = taken.singles, _reason(error)
+            delays_s = [self._delay_s(one, error) for one in singles]
+            _log(taken, error, delays_s[0])
+            self._session.retries.add(
+                *(
+                    Failure(one, None if delay_s is None else round(delay_s * 1000), reason)
+                    for one, delay_s in zip(singles, delays_s, strict=True)
+                )
+            )
         else:
-            if delay_s is None:
-                delay_s = doubled_s(IN_PLACE_S, taken.message.attempt)
-            _log(taken, error, delay_s)
-            self._session.buffer.retry(taken, delay_s)
+            found_s = self._delay_s(taken, error)
+            in_s = doubled_s(IN_PLACE_S, taken.message.attempt) if found_s is None else found_s
+            _log(taken, error, in_s)
+            self._session.buffer.retry(taken, in_s)
+
+    def _delay_s(self, taken: InFlight, error: BaseException) -> float | None:
+        if isinstance(error, Nack) and error.delay_s is not None:
+            return error.delay_s
+        return self._configured_s(taken.message.attempt)
 
     def _configured_s(self, attempt: int) -> float | None:
         try:
@@ -156,11 +167,13 @@ def _text(value: object) -> str:
 
 def _log(taken: InFlight, error: BaseException, delay_s: float | None) -> None:
     message, is_nack = taken.message, isinstance(error, Nack)
+    behind = len(taken.messages) - 1
     log.log(
         logging.INFO if is_nack else logging.ERROR,
-        "the handler %s message %s, at %d of queue %d of topic %s, attempt %d; next one %s",
+        "the handler %s message %s%s, at %d of queue %d of topic %s, attempt %d; next one %s",
         f"gave back ({_reason(error)})" if is_nack else "failed on",
         message.message_id,
+        f" and {behind} behind it" if behind else "",
         message.queue_offset,
         message.queue_id,
         message.topic,
@@ -212,11 +225,11 @@ class RetrySender:
         """The running loop is the one of the session."""
         self._loop = asyncio.get_running_loop()
 
-    def add(self, failure: Failure) -> None:
-        """The message is sent soon; `flush` waits for that."""
-        name = failure.taken.queue.ref.broker_set
+    def add(self, *failures: Failure) -> None:
+        """The messages, one or more of one queue, are sent soon; `flush` waits for that."""
+        name = failures[0].taken.queue.ref.broker_set
         with self._lock:
-            self._waiting[name].append(failure)
+            self._waiting[name].extend(failures)
         if self._loop is not None:
             # A closed loop sends nothing: the group gets the message again.
             with contextlib.suppress(RuntimeError):

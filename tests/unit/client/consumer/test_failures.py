@@ -29,8 +29,8 @@ class _Session:
         self.back: list[tuple[int | None, str]] = []
         self.in_place: list[float] = []
 
-    def add(self, failure: Failure) -> None:
-        self.back.append((failure.delay_ms, failure.reason))
+    def add(self, *failures: Failure) -> None:
+        self.back += [(one.delay_ms, one.reason) for one in failures]
 
     def retry(self, _: InFlight, delay_s: float) -> None:
         self.in_place.append(delay_s)

@@ -8,7 +8,9 @@ import threading
 import pytest
 
 from mq.client.consumer.prefetch import InFlight
+from mq.client.decode import Decoder
 from mq.errors import NotAssigned, SubscriptionMismatch
+from mq.wire.v1.consumer_pb2 import Run
 from tests.unit.client.consumer.deliveries import SET, assignment, deliver, delivery, ref
 from tests.unit.client.consumer.manual_buffer import ManualBuffer, offsets
 
@@ -270,3 +272,66 @@ def test_a_message_with_a_wrong_tag_of_the_same_hash_is_passed_over() -> None:
     assert offsets(taken) == [0, 2]
     buffered.buffer.done(taken)
     assert buffered.told() == [("progress", [(0, 4, 0)])]
+
+
+def test_messages_that_were_put_back_are_the_next_and_their_gaps_stay_done() -> None:
+    buffered = ManualBuffer()
+    tagged = assignment((0, 0))
+    tagged.queues[0].topic = "tagged"
+    buffered.open_set()
+    buffered.buffer.assign(tagged, SET, is_first=True)
+    mixed = delivery(0, range(8))
+    mixed.topic = "tagged"
+    for one, tag in zip(mixed.runs, "abaabbaa", strict=True):
+        one.messages[0].tag, one.messages[0].ordering_key = tag, ""
+        one.frame_sizes[:] = [Run(messages=one.messages).ByteSize()]
+    deliver(buffered.buffer, mixed)
+    (taken,) = buffered.buffer.take(100)
+    assert offsets([taken]) == [0, 2, 3, 6, 7]
+    buffered.ready = 0
+    buffered.buffer.put_back(taken.part(1, 5))
+    assert buffered.ready == 1
+    buffered.buffer.done([taken.part(0, 1)])
+    assert buffered.told() == [("progress", [(0, 2, 0)])]
+    (first,) = buffered.buffer.take(3)
+    assert offsets([first]) == [2, 3, 6]
+    buffered.buffer.put_back(first.part(1, 3))
+    (second,) = buffered.buffer.take(2)
+    assert offsets([second]) == [3, 6]
+    assert list(second.to_batch(Decoder()).offsets) == [3, 6]
+    buffered.buffer.done([second])
+    assert buffered.told() == []
+    buffered.buffer.done([first.part(0, 1)])
+    assert buffered.told() == [("progress", [(0, 7, 0)])]
+    (last,) = buffered.buffer.take(100)
+    buffered.buffer.done([last])
+    assert offsets([last]) == [7]
+    assert buffered.told() == [("progress", [(0, 8, 0)])]
+
+
+def test_messages_that_are_put_back_after_a_seek_are_void() -> None:
+    buffered = ManualBuffer()
+    buffered.assign((0, 0), first=True)
+    deliver(buffered.buffer, delivery(0, range(4)))
+    (taken,) = buffered.buffer.take(4)
+    buffered.buffer.seek({ref(0): 0})
+    buffered.buffer.put_back(taken.part(1, 4))
+    assert buffered.buffer.cached_messages == {ref(0): 0}
+    assert buffered.buffer.take(4) == []
+
+
+def test_messages_that_failed_together_come_again_together() -> None:
+    buffered = ManualBuffer()
+    buffered.assign((0, 0), first=True)
+    deliver(buffered.buffer, delivery(0, range(20)))
+    (taken,) = buffered.buffer.take(17)
+    before = list(taken.messages)
+    buffered.buffer.retry(taken, 5.0)
+    assert offsets(buffered.buffer.take(100)) == [17, 18, 19]
+    buffered.now_s = 5.0
+    (again,) = buffered.buffer.take(100)
+    assert offsets([again]) == list(range(17))
+    assert {one.attempt for one in again.messages} == {2}
+    assert {one.attempt for one in before} == {1}
+    buffered.buffer.done([again])
+    assert buffered.told() == [("progress", [(0, 17, 0)])]

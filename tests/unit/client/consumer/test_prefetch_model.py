@@ -179,8 +179,16 @@ class World:
                 assert all(count <= 2 * CACHE for count in cached)
 
     def take(self, member: Member) -> None:
-        """Messages that were taken together are finished together, or each by itself."""
-        for taken in member.buffer.take(self.dice.randint(1, 6)):
+        """Messages that were taken together are finished together, or each by itself; the last ones
+        may be put back.
+        """
+        found = member.buffer.take(self.dice.randint(1, 6))
+        if found and len(found[-1].messages) > 1 and self.dice.random() < 0.3:
+            last = found.pop()
+            kept = self.dice.randrange(1, len(last.messages))
+            member.buffer.put_back(last.part(kept, len(last.messages)))
+            found.append(last.part(0, kept))
+        for taken in found:
             member.working.extend([taken] if self.dice.random() < 0.5 else taken.singles)
 
     def finish(self, member: Member) -> None:
@@ -188,8 +196,8 @@ class World:
             at = self.dice.randrange(len(member.working))
             taken = member.working.pop(at)
             if self.is_rough and self.dice.random() < 0.1:
-                for single in taken.singles:
-                    member.buffer.retry(single, 0.0)
+                for failed in [taken] if self.dice.random() < 0.5 else taken.singles:
+                    member.buffer.retry(failed, 0.0)
                 return
             member.buffer.done([taken])
             for message in taken.messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mq.client import MessageBatch
 from mq.client import PushConsumer as SyncPushConsumer
 from mq.client.consumer import push as push_module
 from mq.client.consumer.push import PushConsumer
@@ -300,6 +302,80 @@ def test_handlers_that_never_wait_let_others_run(connection: ScriptedConnection)
     run(story())
 
 
+def test_a_handler_that_waits_leaves_the_messages_behind_its_own_to_others(
+    connection: ScriptedConnection,
+) -> None:
+    async def story() -> None:
+        gate, begun = asyncio.Event(), list[int]()
+
+        async def handle(message: ReceivedMessage) -> str:
+            begun.append(message.queue_offset)
+            if message.queue_offset in (3, 6):
+                await gate.wait()
+            return "done"
+
+        async with PushConsumer("s:1", "g", TOPIC, handle, tasks=3) as consumer:
+            await until(lambda: begun == list(range(10)))
+            assert done_to(consumer) == 3
+            gate.set()
+            await until(lambda: done_to(consumer) == 10)
+        assert connection.committed() == [{QUEUE: 10}]
+
+    run(story())
+
+
+def test_in_ordered_mode_a_handler_that_waits_is_waited_for(connection: ScriptedConnection) -> None:
+    async def story() -> None:
+        gate, begun = asyncio.Event(), list[int]()
+
+        async def handle(message: ReceivedMessage) -> None:
+            begun.append(message.queue_offset)
+            if message.queue_offset == 3:
+                await gate.wait()
+
+        async with PushConsumer("s:1", "g", TOPIC, handle, mode="ordered") as consumer:
+            await until(lambda: done_to(consumer) == 3)
+            assert begun == [0, 1, 2, 3]
+            gate.set()
+            await until(lambda: done_to(consumer) == 10)
+        assert begun == list(range(10))
+        assert connection.committed() == [{QUEUE: 10}]
+
+    run(story())
+
+
+def test_a_handler_that_waits_sees_its_task_its_result_and_its_cancellation(
+    connection: ScriptedConnection,
+) -> None:
+    async def story() -> None:
+        ends: list[str] = []
+
+        async def handle(message: ReceivedMessage) -> Nack | None:
+            if message.queue_offset == 1:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await asyncio.Event().wait()
+                ends.append("timed out")
+                return Nack("too slow", delay_s=1)
+            if message.queue_offset == 2:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ends.append("cancelled")
+            return None
+
+        consumer = PushConsumer("s:1", "g", TOPIC, handle)
+        await consumer.start()
+        await until(lambda: ends == ["timed out"] and done_to(consumer) == 2)
+        await consumer.close(timeout_s=0.01)
+        assert ends == ["timed out", "cancelled"]
+        assert connection.committed() == [{QUEUE: 2}]
+
+    run(story())
+    (request,) = connection.retry_requests()
+    assert [(one.queue_offset, one.reason) for one in request.messages] == [(1, "too slow")]
+
+
 def test_start_says_why_it_could_not_join(connection: ScriptedConnection) -> None:
     connection.prepared = []
 
@@ -348,10 +424,142 @@ def test_attempts_come_later_and_later() -> None:
     assert doubled_s(60.0, 4) == 60.0
 
 
-@pytest.mark.parametrize("options", [{"tasks": 0}, {"retry_delay_s": -1}])
+@pytest.mark.parametrize("options", [{"tasks": 0}, {"retry_delay_s": -1}, {"batch_messages": 0}])
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(IllegalConfig):
         PushConsumer("s:1", "g", TOPIC, print, **options)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_handler_of_batches_gets_messages_of_a_queue_in_its_order(
+    connection: ScriptedConnection, *, waits: bool
+) -> None:
+    connection.prepared = [assignment((0, 0), (1, 0)), *(delivery(q, range(50)) for q in (0, 1))]
+
+    async def story() -> None:
+        batches: list[MessageBatch] = []
+
+        async def handle(batch: MessageBatch) -> None:
+            batches.append(batch)
+            if waits:
+                await asyncio.sleep(0)
+
+        async with PushConsumer("s:1", "g", TOPIC, handle, tasks=1, batch_messages=20) as consumer:
+            await until(lambda: done_to(consumer) == 50 and len(batches) == 6)
+        for queue_id in (0, 1):
+            of_queue = [one for one in batches if one.queue == ref(queue_id)]
+            assert [len(one) for one in of_queue] == [20, 20, 10]
+            assert [at for one in of_queue for at in one.offsets] == list(range(50))
+            bodies = [body for one in of_queue for body in one.bodies]
+            assert bodies == [b"%d" % at for at in range(50)]
+        assert connection.committed() == [{QUEUE: 50, ref(1): 50}]
+
+    run(story())
+
+
+@pytest.mark.parametrize("size", [4, 18])
+def test_a_batch_that_failed_goes_back_as_single_messages(
+    connection: ScriptedConnection, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    connection.prepared = [assignment((0, 0)), delivery(0, range(3 * size))]
+
+    async def story() -> None:
+        async def handle(batch: MessageBatch) -> None:
+            if batch.offsets[0] == 0:
+                raise ValueError("no database")
+            if batch.offsets[0] == size:
+                raise Nack("closed", delay_s=1.5)
+
+        async with PushConsumer("s:1", "g", TOPIC, handle, batch_messages=size) as consumer:
+            await until(lambda: done_to(consumer) == 3 * size)
+
+    with caplog.at_level(logging.INFO):
+        run(story())
+    failed = [one for request in connection.retry_requests() for one in request.messages]
+    assert [(one.queue_offset, one.reason) for one in failed] == [
+        *((at, "ValueError: no database") for at in range(size)),
+        *((at, "closed") for at in range(size, 2 * size)),
+    ]
+    assert [one.delay_ms for one in failed if one.HasField("delay_ms")] == [1_500] * size
+    assert caplog.text.count("the handler failed on") == 1
+    assert f"message set-0:0 and {size - 1} behind it, at 0 of queue 0" in caplog.text
+
+
+@pytest.mark.parametrize("size", [4, 18])
+def test_in_ordered_mode_a_queue_has_one_batch_at_work_which_is_tried_again_as_it_was(
+    connection: ScriptedConnection, size: int
+) -> None:
+    connection.prepared = [assignment((0, 0)), delivery(0, range(3 * size))]
+
+    async def story() -> None:
+        seen: list[tuple[list[int], set[int]]] = []
+        working = 0
+
+        async def handle(batch: MessageBatch) -> None:
+            nonlocal working
+            working += 1
+            assert working == 1
+            await asyncio.sleep(0)
+            working -= 1
+            attempts = {one.attempt for one in batch}
+            seen.append((list(batch.offsets), attempts))
+            if batch.offsets[0] == size and attempts != {3}:
+                raise ValueError
+
+        options: dict[str, Any] = {"mode": "ordered", "retry_delay_s": 0.0}
+        async with PushConsumer(
+            "s:1", "g", TOPIC, handle, batch_messages=size, **options
+        ) as consumer:
+            await until(lambda: done_to(consumer) == 3 * size)
+        places = [list(range(at, at + size)) for at in (0, size, size, size, 2 * size)]
+        assert seen == list(zip(places, [{1}, {1}, {2}, {3}, {1}], strict=True))
+        assert connection.retry_requests() == []
+
+    run(story())
+
+
+def test_a_close_waits_for_the_batch_at_work(connection: ScriptedConnection) -> None:
+    async def story() -> None:
+        gate, begun = asyncio.Event(), list[int]()
+
+        async def handle(batch: MessageBatch) -> None:
+            begun.extend(batch.offsets)
+            await gate.wait()
+
+        consumer = PushConsumer("s:1", "g", TOPIC, handle, tasks=1, batch_messages=6)
+        await consumer.start()
+        await until(lambda: len(begun) == 6)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        gate.set()
+        await closing
+        assert begun == list(range(6))
+        assert connection.committed() == [{QUEUE: 6}]
+
+    run(story())
+
+
+def test_threads_take_batches_and_give_back_those_that_fail(
+    connection: ScriptedConnection,
+) -> None:
+    seen: list[list[int]] = []
+
+    def handle(batch: MessageBatch) -> Nack | None:
+        seen.append([one.queue_offset for one in batch])
+        return Nack("not now", delay_s=0) if batch.offsets[0] == 4 else None
+
+    with SyncPushConsumer("s:1", "g", TOPIC, handle, threads=1, batch_messages=4) as consumer:
+        wait_until(lambda: done_to(consumer) == 10)
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    failed = [one for request in connection.retry_requests() for one in request.messages]
+    assert [(one.queue_offset, one.reason) for one in failed] == [
+        (at, "not now") for at in range(4, 8)
+    ]
+    assert connection.committed() == [{QUEUE: 10}]
 
 
 # Threads
