@@ -6,6 +6,7 @@
                as the client's own, of the same bytes with nothing decoded
     handler    a PushConsumer whose handler does nothing
     receive    a SimpleConsumer that receives and acknowledges 256 messages at a time
+    receive_batch   the same by receive_batch
     arrow_read, arrow_write   poll_arrow against the bare stream, send_arrow against send_async
 
 The figures of receiving are in bench/client_receive.py, those of sending in bench/client_send.py;

@@ -64,7 +64,16 @@ def receive(bench: Bench) -> None:
     _rate(bench, "receive", "receive_ack_batch_per_s")
 
 
-PARTS: dict[str, Callable[[Bench], None]] = {"poll": poll, "handler": handler, "receive": receive}
+def receive_batch(bench: Bench) -> None:
+    _rate(bench, "receive_batch", "receive_batch_ack_per_s")
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "poll": poll,
+    "handler": handler,
+    "receive": receive,
+    "receive_batch": receive_batch,
+}
 
 
 def _rate(bench: Bench, what: str, figure: str) -> None:
@@ -160,12 +169,30 @@ async def handling(address: str, group: str, meter: Meter) -> float:
 
 
 async def receiving(address: str, group: str, meter: Meter) -> float:
+    async def cycle(consumer: SimpleConsumer) -> int:
+        messages = await consumer.receive(_AT_ONCE, 10.0)
+        await consumer.ack(messages)
+        return len(messages)
+
+    return await _cycling(cycle, address, group, meter)
+
+
+async def receiving_batches(address: str, group: str, meter: Meter) -> float:
+    async def cycle(consumer: SimpleConsumer) -> int:
+        batch = await consumer.receive_batch(_AT_ONCE, 10.0)
+        batch.bodies  # noqa: B018 # reading them is a part of it
+        await batch.ack()
+        return len(batch)
+
+    return await _cycling(cycle, address, group, meter)
+
+
+async def _cycling(
+    cycle: Callable[[SimpleConsumer], Awaitable[int]], address: str, group: str, meter: Meter
+) -> float:
     async def work(consumer: SimpleConsumer) -> None:
-        is_on = True
-        while is_on:
-            messages = await consumer.receive(_AT_ONCE, 10.0)
-            await consumer.ack(messages)
-            is_on = meter.add(len(messages))
+        while meter.add(await cycle(consumer)):
+            pass
 
     async with SimpleConsumer(address, group, "bench", start="earliest") as consumer:
         await asyncio.gather(*(work(consumer) for _ in range(_RECEIVERS)))
@@ -179,6 +206,7 @@ def main() -> None:
         "poll": polling,
         "handler": handling,
         "receive": receiving,
+        "receive_batch": receiving_batches,
     }
     parser.add_argument("what", choices=work)
     parser.add_argument("--address", required=True)

@@ -74,7 +74,7 @@ FACES: dict[str, Face] = {
         base="mq.client.consumer.pull.SyncPull",
         twin="mq.client.consumer.pull.ThreadedPullConsumer",
     ),
-    "SimpleConsumer": Face(),
+    "SimpleConsumer": Face(base="mq.client.simple.sync.SyncReceive"),
     "Processor": Face(note="Handlers run on threads of the processor's own.", handler="handler"),
     "Requester": Face(),
     "Replier": Face(note="Handlers run on threads of the replier's own.", handler="handler"),

@@ -12,6 +12,7 @@ from mq.client.consumer.pull import PullResult, PullStatus
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
 from mq.client.producer.bulk import SendResults
+from mq.client.simple.sync import ReceivedBatch
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.errors import MqError
 
@@ -31,6 +32,7 @@ __all__ = [
     "PullStatus",
     "PushConsumer",
     "QueueRef",
+    "ReceivedBatch",
     "ReceivedMessage",
     "Replier",
     "Requester",

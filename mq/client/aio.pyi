@@ -11,6 +11,7 @@ from mq.client.processor import Processor
 from mq.client.producer.bulk import SendResults
 from mq.client.producer.producer import Producer
 from mq.client.request_reply import Replier, Requester
+from mq.client.simple.batch import ReceivedBatch
 from mq.client.simple.consumer import SimpleConsumer
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.client.transaction.producer import TransactionProducer
@@ -32,6 +33,7 @@ __all__ = [
     "PullStatus",
     "PushConsumer",
     "QueueRef",
+    "ReceivedBatch",
     "ReceivedMessage",
     "Replier",
     "Requester",

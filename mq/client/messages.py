@@ -181,6 +181,12 @@ class ReceivedMessage(_Unread):
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
 
+def shared_of(message: ReceivedMessage) -> Shared:
+    """The same object for messages that were received together, and are no copies."""
+    shared = message._shared  # noqa: SLF001
+    return shared or Shared(message.queue, message.attempt, message.handle)
+
+
 def make_messages(
     shared: Shared, columns: Columns, start: int, end: int, bodies: Sequence[bytes]
 ) -> list[ReceivedMessage]:

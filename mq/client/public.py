@@ -57,8 +57,13 @@ VALUES: dict[str, str] = {
     "TransactionResult": "mq.client.transaction.checks",
 }
 
-AIO = VALUES | {name: aio for name, (aio, _) in CLIENTS.items()}
-SYNC = VALUES | {name: sync for name, (_, sync) in CLIENTS.items()}
+# Values that have something to wait for, for asyncio and without; both written by hand.
+AWAITED_VALUES: dict[str, tuple[str, str]] = {
+    "ReceivedBatch": ("mq.client.simple.batch", "mq.client.simple.sync"),
+}
+
+AIO = VALUES | {name: aio for name, (aio, _) in (CLIENTS | AWAITED_VALUES).items()}
+SYNC = VALUES | {name: sync for name, (_, sync) in (CLIENTS | AWAITED_VALUES).items()}
 
 
 def lazily(package: str, homes: dict[str, str]) -> Callable[[str], object]:

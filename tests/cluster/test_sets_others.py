@@ -223,7 +223,7 @@ def test_messages_received_but_not_returned_are_given_back_at_the_end(
         (own,) = waiting[0]
         first.ack(own)
         spare = first._client._gatherer
-        poll(lambda: any(one.messages for one in spare._spare), "the other one came", DEADLINE_S)
+        poll(lambda: any(one.batches for one in spare._spare), "the other one came", DEADLINE_S)
     with SimpleConsumer(cluster.servers, name, name) as second:
         (other,) = second.receive(wait_s=5)
         assert {own.body, other.body} == {b"a", b"b"}

@@ -78,6 +78,42 @@ def test_more_consumers_than_queues_share_the_work_and_nothing_comes_twice(
     assert committed(server, name, name) == {0: 400}
 
 
+def test_a_batch_that_is_acknowledged_is_not_delivered_again(server: str, name: str) -> None:
+    expected = fill(server, name, 4, 50)
+    with SimpleConsumer(server, name, name, start="earliest") as consumer:
+        seen: list[bytes] = []
+        while batch := consumer.receive_batch(64, wait_s=0.5):
+            assert len(batch) <= 64
+            assert bodies(batch.messages) == batch.bodies
+            seen += batch.bodies
+            batch.ack()
+        assert sorted(seen) == sorted(expected)
+        eventually(lambda: committed(server, name, name) == dict.fromkeys(range(4), 50))
+
+
+def test_messages_of_a_batch_that_are_not_acknowledged_are_delivered_again(
+    server: str, name: str
+) -> None:
+    expected = fill(server, name, 2, 20)
+
+    async def check() -> None:
+        async with aio.SimpleConsumer(server, name, name, start="earliest") as consumer:
+            first = await consumer.receive_batch(20, wait_s=10)
+            await first.ack()
+            second = await consumer.receive_batch(wait_s=10)
+            assert {*first.bodies, *second.bodies} == expected
+            with pytest.raises(IllegalHandle, match="20 of 20"):
+                await first.ack()
+            await consumer.nack(second, delay_s=0)
+            again = await consumer.receive_batch(wait_s=10)
+            assert sorted(again.bodies) == sorted(second.bodies)
+            assert {one.attempt for one in again} == {2}
+            await again.ack()
+            assert len(await consumer.receive_batch(wait_s=0)) == 0
+
+    asyncio.run(check())
+
+
 def test_a_message_comes_again_after_a_nack_with_its_attempt(server: str, name: str) -> None:
     create_topic(server, name, 1)
     with SimpleConsumer(server, name, name, start="earliest") as consumer:

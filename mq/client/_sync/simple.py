@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.client.consumer.options import Start, Subscriptions
-from mq.client.lifecycle import SyncClient
 from mq.client.messages import ReceivedMessage
 from mq.client.simple.consumer import Messages
 from mq.client.simple.consumer import SimpleConsumer as AsyncSimpleConsumer
+from mq.client.simple.sync import SyncReceive
 
 
-class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
+class SimpleConsumer(SyncReceive):
     """Receives when it is asked to; there is nothing to join.
 
     >>> with SimpleConsumer(servers, "crew", "greetings", start="earliest") as consumer:

@@ -27,8 +27,9 @@ from mq.client.decode import Decoder, Runs, parse_receive_response
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
 from mq.client.public import arguments_of
+from mq.client.simple.batch import LeasedMessages, ReceivedBatch, ReceivedMessages
 from mq.client.simple.gather import Gatherer, Source
-from mq.client.simple.handles import HandleRequest, send_handles, send_to_set
+from mq.client.simple.handles import HandleRequest, Lease, leases_of, send_handles
 from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 _LEAVE_S = 1.0
 # The interval of looking up the sets of the topics; sooner while a topic is missing.
 _LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
+
+# Of one receive_batch, unless more or fewer are asked for.
+BATCH_MESSAGES = 256
 
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
 
@@ -89,6 +93,20 @@ class SimpleConsumer(AsyncClient):
         for the first. Raises SubscriptionMismatch and other refusals of a broker; Unreachable if no
         broker set answers. A set that does not answer delays no other.
         """
+        found = await self._receive(max_messages, wait_s, invisible_s)
+        return ReceivedMessages(found).messages
+
+    async def receive_batch(
+        self, max_messages: int = BATCH_MESSAGES, wait_s: float = 20.0, invisible_s: float = 60.0
+    ) -> ReceivedBatch:
+        """As `receive`, but all messages as one object, which makes no object for each of them
+        until that is asked for: see `ReceivedBatch`. `await batch.ack()` acknowledges all of them.
+        """
+        return ReceivedBatch(await self._receive(max_messages, wait_s, invisible_s), self.ack)
+
+    async def _receive(
+        self, max_messages: int, wait_s: float, invisible_s: float
+    ) -> list[LeasedMessages]:
         if max_messages < 1 or wait_s < 0:
             raise IllegalConfig("max_messages: at least 1; wait_s: not less than 0")
         _milliseconds(invisible_s, "invisible_s")
@@ -129,13 +147,10 @@ class SimpleConsumer(AsyncClient):
 
     async def _send(self, messages: Messages, request: HandleRequest) -> None:
         self._check_open()
-        given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
-        foreign = [one for one in given if not one.handle]
-        if foreign:
-            raise IllegalHandle(
-                f"message {foreign[0].message_id} was not received by a SimpleConsumer"
-            )
-        refused = await send_handles(self._connection, given, request)
+        given = [messages] if isinstance(messages, ReceivedMessage) else messages
+        if not isinstance(given, ReceivedMessages):
+            given = list(given)
+        refused = await send_handles(self._connection, _leases(given), request)
         if refused:
             raise IllegalHandle(
                 f"{len(refused)} of {len(given)} messages do not belong to this member: their time "
@@ -166,7 +181,8 @@ class SimpleConsumer(AsyncClient):
             back = wire.NackRequest(group=self._options.group, delay_ms=0)
             # Without this they come again when their time is over.
             with contextlib.suppress(MqError):
-                await send_handles(self._connection, never_given, back, _LEAVE_S)
+                leases = [one.lease for one in never_given]
+                await send_handles(self._connection, leases, back, _LEAVE_S)
         await self._receiver.leave()
         await self._connection.close()
 
@@ -235,7 +251,7 @@ class _GroupReceiver:
 
     async def receive(
         self, source: Source, messages_max: int, wait_s: float, invisible_s: float
-    ) -> list[ReceivedMessage]:
+    ) -> list[LeasedMessages]:
         position, start_at_ms = start_position(self._start(source))
         request = wire.ReceiveRequest(
             group=self._options.group,
@@ -259,37 +275,40 @@ class _GroupReceiver:
             if source.topic == self._retry_topic:
                 return []  # the group was deleted
             raise
-        return await self._messages(source, runs) if runs else []
+        return await self._batches(source, runs) if runs else []
 
-    async def _messages(
+    async def _batches(
         self, source: Source, received: Sequence[tuple[wire.ReceivedRun, Runs]]
-    ) -> list[ReceivedMessage]:
-        found: list[ReceivedMessage] = []
-        passed_over: list[wire.Handle] = []
+    ) -> list[LeasedMessages]:
+        """Acknowledges messages that are filtered or unreadable: they are never given out."""
+        found: list[LeasedMessages] = []
+        passed_over: list[Lease] = []
         for run, runs in received:
             queue = QueueRef(run.topic, run.queue_id, source.broker_set)
-            made = self.decoder.messages(
-                queue, runs, 0, runs.count, attempt=max(1, run.attempt), handle=run.lease
-            )
-            messages = [one for one in made if one is not None]
-            found += messages
-            if len(messages) < len(made):
-                passed_over += [
-                    wire.Handle(lease=run.lease, queue_offset=runs.queue_offsets[row])
-                    for row, one in enumerate(made)
-                    if one is None
-                ]
+            batch = LeasedMessages(queue, runs, self.decoder, run.lease, max(1, run.attempt))
+            if batch:
+                found.append(batch)
+            if len(batch) < runs.count:
+                offsets = sorted(set(runs.queue_offsets).difference(batch.offsets))
+                passed_over.append(Lease(source.broker_set, run.lease, offsets))
         if passed_over:
             request = wire.AckRequest(group=self._options.group)
-            await send_to_set(self._connection, source.broker_set, passed_over, request)
+            await send_handles(self._connection, passed_over, request)
         return found
 
     async def hold(
-        self, messages: Sequence[ReceivedMessage], invisible_s: float
-    ) -> list[ReceivedMessage]:
+        self, batches: Sequence[LeasedMessages], invisible_s: float
+    ) -> list[LeasedMessages]:
         request = _change_invisible(self._options.group, invisible_s)
-        refused = await send_handles(self._connection, messages, request, CALL_TIMEOUT_S)
-        return [one for one in messages if (one.handle, one.queue_offset) not in refused]
+        leases = [one.lease for one in batches]
+        refused = await send_handles(self._connection, leases, request, CALL_TIMEOUT_S)
+        if not refused:
+            return list(batches)
+        kept = [
+            one.without({offset for handle, offset in refused if handle == lease.handle})
+            for one, lease in zip(batches, leases, strict=True)
+        ]
+        return [one for one in kept if one]
 
     async def leave(self) -> None:
         if self._looking is not None:
@@ -298,6 +317,16 @@ class _GroupReceiver:
         leaving = [self._connection.of(name).call(request, _LEAVE_S) for name in self._asked]
         # Without this the brokers find out by themselves.
         await asyncio.gather(*leaving, return_exceptions=True)
+
+
+def _leases(messages: Sequence[ReceivedMessage]) -> list[Lease]:
+    if isinstance(messages, ReceivedMessages):
+        return messages.leases
+    found = leases_of(messages)
+    if any(not one.handle for one in found):
+        foreign = next(one for one in messages if not one.handle)
+        raise IllegalHandle(f"message {foreign.message_id} was not received by a SimpleConsumer")
+    return found
 
 
 def _change_invisible(group: str, invisible_s: float) -> wire.ChangeInvisibleRequest:

@@ -15,10 +15,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from mq.client.cluster.retry import cancelled, now_s
-from mq.client.messages import ReceivedMessage
 from mq.errors import MqError, PermissionDenied, TopicNotFound
 
 log = logging.getLogger(__name__)
@@ -44,33 +43,46 @@ class Source(NamedTuple):
 Sources = Callable[[], Sequence[Source]]
 
 
-class Receiver(Protocol):
+class Batch(Protocol):
+    """Messages that were received together."""
+
+    def __len__(self) -> int: ...
+
+    def part(self, start: int, end: int) -> Self:
+        """The messages [start, end) of it."""
+        ...
+
+
+B = TypeVar("B", bound=Batch)
+
+
+class Receiver(Protocol[B]):
+    """No batch that it returns is empty."""
+
     async def receive(
         self, source: Source, messages_max: int, wait_s: float, invisible_s: float
-    ) -> list[ReceivedMessage]:
+    ) -> list[B]:
         """Messages of one source; waits `wait_s` for the first."""
         ...
 
-    async def hold(
-        self, messages: Sequence[ReceivedMessage], invisible_s: float
-    ) -> list[ReceivedMessage]:
+    async def hold(self, batches: Sequence[B], invisible_s: float) -> list[B]:
         """Renews the invisible time. Messages that other members may have now are left out."""
         ...
 
 
-class Gatherer:
+class Gatherer(Generic[B]):
     """The receives of one consumer, on one loop; several may run at the same time."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver[B]) -> None:
         self._receiver = receiver
         # Calls that are open or have messages, and belong to no receive that runs.
-        self._spare: list[_Call] = []
+        self._spare: list[_Call[B]] = []
         self._late: set[Source] = set()
         self._known: set[Source] = set()
 
     async def receive(
         self, sources: Sources, messages_max: int, wait_s: float, invisible_s: float
-    ) -> list[ReceivedMessage]:
+    ) -> list[B]:
         """Messages of any of the sources, which are asked in their order; none after the time-out.
         `sources` is called again every few seconds.
 
@@ -96,11 +108,11 @@ class Gatherer:
                 one.task.cancel()
             raise
         finally:
-            self._spare += [one for one in current.calls if one.is_open or one.messages]
+            self._spare += [one for one in current.calls if one.is_open or one.batches]
 
     # Messages that are there now
 
-    async def _look(self, current: _Receive) -> None:
+    async def _look(self, current: _Receive[B]) -> None:
         """One source after the other if there are more of them than messages wanted; but all new
         ones at once, so that the group starts everywhere at the same time.
         """
@@ -118,14 +130,14 @@ class Gatherer:
             if not sources and not is_second:
                 # Sources that gave all that they were asked for may have more.
                 is_second = True
-                sources = [one.source for one in calls if len(one.messages) >= share]
+                sources = [one.source for one in calls if one.count >= share]
 
-    async def _answered(self, calls: Sequence[_Call]) -> None:
+    async def _answered(self, calls: Sequence[_Call[B]]) -> None:
         """Waits until the calls have answers, or are late."""
         began_s = now_s()
         waited = [one for one in calls if one.source not in self._late]
         while is_open := [one for one in waited if one.is_open]:
-            patience_s = _GRACE_S if any(one.messages for one in waited) else _LOOK_S
+            patience_s = _GRACE_S if any(one.batches for one in waited) else _LOOK_S
             left_s = began_s + patience_s - now_s()
             if left_s <= 0:
                 break
@@ -134,13 +146,13 @@ class Gatherer:
                 timeout=left_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        if not any(one.messages for one in waited):
+        if not any(one.batches for one in waited):
             for one in is_open:
                 self._is_late(one.source, "it does not answer")
 
     # Messages to come
 
-    def _wait_everywhere(self, current: _Receive) -> None:
+    def _wait_everywhere(self, current: _Receive[B]) -> None:
         """Keeps one call open at each source. Raises the first failure if none can be."""
         share = max(1, current.messages_max // len(current.sources))
         longest_s = WAIT_S_MAX if len(current.sources) == 1 else CALL_WAIT_S
@@ -152,7 +164,7 @@ class Gatherer:
         if not any(one.is_open for one in current.calls):
             raise next(iter(current.failures.values()))
 
-    def _is_over(self, current: _Receive) -> bool:
+    def _is_over(self, current: _Receive[B]) -> bool:
         self._note(current)
         self._hold_anew(current)
         if current.has > 0:
@@ -162,7 +174,7 @@ class Gatherer:
                 raise failure
         return now_s() >= current.deadline_s and bool(current.heard)
 
-    def _note(self, current: _Receive) -> None:
+    def _note(self, current: _Receive[B]) -> None:
         """Notes the outcome of calls that are over; only those with messages are kept."""
         for one in [one for one in current.calls if not one.is_open]:
             if one.failure is not None:
@@ -174,7 +186,7 @@ class Gatherer:
                 if one.source in self._late:
                     self._late.discard(one.source)
                     log.info("topic %s in broker set %s answers again", *one.source)
-            if not one.messages:
+            if not one.batches:
                 current.calls.remove(one)
 
     def _is_late(self, source: Source, why: str) -> None:
@@ -184,7 +196,9 @@ class Gatherer:
 
     # Calls
 
-    def _start(self, current: _Receive, source: Source, messages_max: int, wait_s: float) -> _Call:
+    def _start(
+        self, current: _Receive[B], source: Source, messages_max: int, wait_s: float
+    ) -> _Call[B]:
         self._known.add(source)
         invisible_s = current.invisible_s
         ask = partial(self._receiver.receive, source, messages_max, wait_s, invisible_s)
@@ -192,7 +206,7 @@ class Gatherer:
         current.calls.append(call)
         return call
 
-    def _hold_anew(self, current: _Receive) -> list[_Call]:
+    def _hold_anew(self, current: _Receive[B]) -> list[_Call[B]]:
         """Renews messages that have lost some of their invisible time, or were received for another
         one.
         """
@@ -200,27 +214,25 @@ class Gatherer:
         stale = [
             one
             for one in current.calls
-            if one.messages
-            and (one.answered_s < oldest_s or one.invisible_s != current.invisible_s)
+            if one.batches and (one.answered_s < oldest_s or one.invisible_s != current.invisible_s)
         ]
-        renewals: list[_Call] = []
+        renewals: list[_Call[B]] = []
         for one in stale:
             current.calls.remove(one)
-            hold = partial(self._hold, one.messages, current.invisible_s)
+            hold = partial(self._hold, one.batches, current.invisible_s)
             renewals.append(_Call(one.source, current.invisible_s, hold))
         current.calls += renewals
         return renewals
 
-    async def _hold(
-        self, messages: Sequence[ReceivedMessage], invisible_s: float
-    ) -> list[ReceivedMessage]:
+    async def _hold(self, batches: Sequence[B], invisible_s: float) -> list[B]:
         try:
-            return await self._receiver.hold(messages, invisible_s)
+            return await self._receiver.hold(batches, invisible_s)
         except MqError as error:
-            log.info("%d messages come again when their time is over: %s", len(messages), error)
+            count = sum(map(len, batches))
+            log.info("%d messages come again when their time is over: %s", count, error)
             return []
 
-    async def close(self) -> list[ReceivedMessage]:
+    async def close(self) -> list[B]:
         """Messages that were received and not given out."""
         spare, self._spare = self._spare, []
         tasks = [one.task for one in spare]
@@ -228,21 +240,21 @@ class Gatherer:
             # An answer may be on its way.
             await asyncio.wait(tasks, timeout=_GRACE_S)
         await cancelled(*tasks)
-        return [message for one in spare for message in one.messages]
+        return [batch for one in spare for batch in one.batches]
 
 
-class _Call:
+class _Call(Generic[B]):
     """One call. When it is over it has messages, a failure, or neither."""
 
     def __init__(
         self,
         source: Source,
         invisible_s: float,
-        ask: Callable[[], Coroutine[Any, Any, list[ReceivedMessage]]],
+        ask: Callable[[], Coroutine[Any, Any, list[B]]],
     ) -> None:
         self.source = source
         self.invisible_s = invisible_s
-        self.messages: list[ReceivedMessage] = []
+        self.batches: list[B] = []
         self.failure: Exception | None = None
         self.answered_s = 0.0
         self.task = asyncio.create_task(self._run(ask))
@@ -251,15 +263,19 @@ class _Call:
     def is_open(self) -> bool:
         return not self.task.done()
 
-    async def _run(self, ask: Callable[[], Coroutine[Any, Any, list[ReceivedMessage]]]) -> None:
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.batches))
+
+    async def _run(self, ask: Callable[[], Coroutine[Any, Any, list[B]]]) -> None:
         try:
-            self.messages = await ask()
+            self.batches = await ask()
         except Exception as error:  # noqa: BLE001 # raised by a receive
             self.failure = error
         self.answered_s = now_s()
 
 
-class _Receive:
+class _Receive(Generic[B]):
     """The state of one receive."""
 
     def __init__(
@@ -268,7 +284,7 @@ class _Receive:
         messages_max: int,
         invisible_s: float,
         deadline_s: float,
-        calls: list[_Call],
+        calls: list[_Call[B]],
     ) -> None:
         self.sources = sources
         self.messages_max = messages_max
@@ -281,7 +297,7 @@ class _Receive:
 
     @property
     def has(self) -> int:
-        return sum(len(one.messages) for one in self.calls)
+        return sum(one.count for one in self.calls)
 
     @property
     def room(self) -> int:
@@ -291,17 +307,28 @@ class _Receive:
         asked = {one.source for one in self.calls if one.is_open}
         return [source for source in self.sources if source not in asked]
 
-    def take(self) -> list[ReceivedMessage]:
+    def take(self) -> list[B]:
         """The messages that came first, as many as are wanted; the rest stays."""
-        found: list[ReceivedMessage] = []
+        found: list[B] = []
+        left = self.messages_max
         for one in sorted(self.calls, key=lambda one: one.answered_s):
-            left = self.messages_max - len(found)
-            found += one.messages[:left]
-            one.messages = one.messages[left:]
+            taken, one.batches = _cut(one.batches, left)
+            found += taken
+            left -= sum(map(len, taken))
         return found
 
 
-async def _change(current: _Receive) -> None:
+def _cut(batches: list[B], count: int) -> tuple[list[B], list[B]]:
+    """The first `count` messages, and the rest."""
+    for at, one in enumerate(batches):
+        if len(one) > count:
+            first = [one.part(0, count)] if count else []
+            return [*batches[:at], *first], [one.part(count, len(one)), *batches[at + 1 :]]
+        count -= len(one)
+    return batches, []
+
+
+async def _change(current: _Receive[Any]) -> None:
     """Waits until a call is over, or the time, or the sources may have changed. While no source
     has answered, the time of the receive does not end it: the calls do.
     """

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import call_repeatedly
 from mq.client.consumer.offsets import in_sets
-from mq.client.messages import ReceivedMessage
+from mq.client.messages import ReceivedMessage, shared_of
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.status_pb2 import SEND_OK
 
@@ -27,37 +29,54 @@ RETRY_S = 15.0
 HandleRequest = wire.AckRequest | wire.NackRequest | wire.ChangeInvisibleRequest
 
 
+class Lease(NamedTuple):
+    """Messages of one lease; their queue offsets ascend."""
+
+    broker_set: str
+    handle: bytes
+    queue_offsets: Sequence[int]
+
+
 # The lease and queue offset of a message.
 Held = tuple[bytes, int]
 
 
+def leases_of(messages: Iterable[ReceivedMessage]) -> list[Lease]:
+    """Messages of one receive have the same `Shared`, and are not looked at one by one."""
+    offsets: dict[tuple[str, bytes], list[int]] = {}
+    for shared, own in groupby(messages, key=shared_of):
+        found = offsets.setdefault((shared.queue.broker_set, shared.handle), [])
+        found += [one.queue_offset for one in own]
+    return [Lease(*lease, sorted(set(found))) for lease, found in offsets.items()]
+
+
 async def send_handles(
     connection: Connection,
-    messages: Iterable[ReceivedMessage],
+    leases: Iterable[Lease],
     request: HandleRequest,
     timeout_s: float = RETRY_S,
 ) -> list[Held]:
     """Returns the messages that were refused. Asks all sets even if one fails, and raises the error
     of that one with its name.
     """
-    by_set: dict[str, list[ReceivedMessage]] = {}
-    for one in messages:
-        by_set.setdefault(one.broker_set, []).append(one)
+    by_set: dict[str, list[wire.Handle]] = {}
+    for one in leases:
+        by_set.setdefault(one.broker_set, []).extend(handles_of(one))
     refused = await in_sets(
         {
-            name: send_to_set(connection, name, handles_of(own), request, timeout_s)
-            for name, own in by_set.items()
+            name: _send_to_set(connection, name, handles, request, timeout_s)
+            for name, handles in by_set.items()
         }
     )
     return [one for own in refused.values() for one in own]
 
 
-async def send_to_set(
+async def _send_to_set(
     connection: Connection,
     broker_set: str,
     handles: Sequence[wire.Handle],
     request: HandleRequest,
-    timeout_s: float = RETRY_S,
+    timeout_s: float,
 ) -> set[Held]:
     """Returns the messages that were refused."""
     is_final = not isinstance(request, wire.ChangeInvisibleRequest)
@@ -76,20 +95,22 @@ async def send_to_set(
         # Of several messages in one handle perhaps only some belong to another member.
         single = [one for handle in bad if handle.count > 1 for one in _singles(handle)]
         if single:
-            refused |= await send_to_set(connection, broker_set, single, request, timeout_s)
+            refused |= await _send_to_set(connection, broker_set, single, request, timeout_s)
     return refused
 
 
-def handles_of(messages: Iterable[ReceivedMessage]) -> list[wire.Handle]:
-    """The handles of the messages; neighbours of one lease share one."""
-    handles: list[wire.Handle] = []
-    for lease, queue_offset in sorted({(one.handle, one.queue_offset) for one in messages}):
-        last = handles[-1] if handles else None
-        if last and last.lease == lease and last.queue_offset + last.count == queue_offset:
-            last.count += 1
-        else:
-            handles.append(wire.Handle(lease=lease, queue_offset=queue_offset, count=1))
-    return handles
+def handles_of(lease: Lease) -> list[wire.Handle]:
+    """Neighbours share one."""
+    offsets = lease.queue_offsets
+    if not offsets:
+        return []
+    gaps: list[int] = []
+    if offsets[-1] - offsets[0] >= len(offsets):
+        gaps = [at for at, (one, after) in enumerate(pairwise(offsets), 1) if after > one + 1]
+    return [
+        wire.Handle(lease=lease.handle, queue_offset=offsets[start], count=end - start)
+        for start, end in pairwise([0, *gaps, len(offsets)])
+    ]
 
 
 def _singles(handle: wire.Handle) -> list[wire.Handle]:

@@ -75,15 +75,15 @@ def refusing(*bad: int) -> Callable[[str, str, Any], Any]:
     return answer
 
 
-def received(topic: str, *frames: bytes, attempt: int = 1) -> bytes:
-    """One run, of messages as bytes."""
+def received(topic: str, *frames: bytes, attempt: int = 1, lease: bytes = b"L") -> bytes:
+    """One run, of messages as bytes; runs that follow each other are one answer."""
     sizes = [len(Batch(messages=[Message()]).SerializeToString()) + len(one) for one in frames]
     run = wire.RawRun(
         queue_offset=5, log_offset=100, frame_sizes=b"".join(n.to_bytes(4, "little") for n in sizes)
     ).SerializeToString()
     for one in frames:
         run += b"\x7a" + bytes([len(one)]) + one
-    head = wire.ReceivedRun(topic=topic, lease=b"L", attempt=attempt).SerializeToString()
+    head = wire.ReceivedRun(topic=topic, lease=lease, attempt=attempt).SerializeToString()
     head += b"\x7a" + bytes([len(run)]) + run
     return b"\x7a" + bytes([len(head)]) + head
 
@@ -165,8 +165,86 @@ async def test_messages_have_their_attempt_and_what_cannot_be_read_is_acknowledg
         (5, 3, b"L"),
         (7, 3, b"L"),
     ]
-    assert handles(brokers) == [[(b"L", 6, 0)]]
+    assert handles(brokers) == [[(b"L", 6, 1)]]
     assert made.unreadable_messages == 1
+
+
+@on_loop
+async def test_a_batch_has_all_messages_of_a_receive_and_one_acknowledgement() -> None:
+    one, two, three = (Message(body=body).SerializeToString() for body in (b"1", b"2", b"3"))
+
+    def answer(name: str, method: str, request: Any) -> Any:
+        if method == "Receive":
+            return received("t", one, two) + received("t", three, lease=b"M")
+        return refusing(6)(name, method, request)
+
+    made, brokers = consumer(answer)
+    batch = await made.receive_batch()
+    assert [request.messages_max for _, request in brokers.asked("Receive")] == [256]
+    assert (len(batch), batch.bodies) == (3, [b"1", b"2", b"3"])
+    assert [message.handle for message in batch] == [b"L", b"L", b"M"]
+    assert [message.body for message in batch[1:]] == [b"2", b"3"]
+    with pytest.raises(IllegalHandle, match="1 of 3"):
+        await batch.ack()
+    # Together, and then one by one what was refused.
+    together = [(b"L", 5, 2), (b"M", 5, 1)]
+    assert handles(brokers) == [together, [(b"L", 5, 1), (b"L", 6, 1)]]
+    brokers.answer = refusing()
+    await made.nack(batch)
+    await made.ack(batch.messages)
+    assert handles(brokers, "Nack") == handles(brokers)[2:] == [together]
+
+
+@on_loop
+async def test_a_batch_leaves_out_messages_that_cannot_be_read() -> None:
+    good = Message(body=b"good").SerializeToString()
+
+    def answer(name: str, method: str, request: Any) -> Any:
+        if method == "Receive":
+            return received("t", good, b"\xff\xff", good) + received("t", b"\xff\xff", lease=b"M")
+        return refusing()(name, method, request)
+
+    made, brokers = consumer(answer)
+    batch = await made.receive_batch(10)
+    assert (len(batch), batch.bodies, len(batch.parts)) == (2, [b"good"] * 2, 1)
+    await batch.ack()
+    assert handles(brokers) == [[(b"L", 6, 1), (b"M", 5, 1)], [(b"L", 5, 1), (b"L", 7, 1)]]
+
+
+@on_loop
+async def test_a_batch_without_messages_has_nothing_to_acknowledge() -> None:
+    made, brokers = consumer(lambda *_: b"")
+    batch = await made.receive_batch(wait_s=0)
+    assert (not batch, list(batch), batch.bodies) == (True, [], [])
+    await batch.ack()
+    assert handles(brokers) == []
+
+
+def test_messages_that_are_kept_for_the_next_receive_are_renewed_and_lost_ones_left_out() -> None:
+    async def scenario() -> None:
+        good = Message(body=b"x").SerializeToString()
+        given: set[str] = set()
+
+        def answer(name: str, method: str, request: Any) -> Any:
+            if method == "QueryOffsets":
+                return wire.QueryOffsetsResponse()
+            if method == "Receive":
+                is_first = name not in given
+                given.add(name)
+                return received("t", good, good, good) if is_first else b""
+            return refusing(*[6] * (name == "b"))(name, method, request)
+
+        made, brokers = consumer(answer, "t", "a", "b")
+        first = await made.receive_batch(2, wait_s=0)
+        await asyncio.sleep(2)
+        second = await made.receive_batch(10, wait_s=0)
+        assert brokers.asked("ChangeInvisible")
+        found = [(one.broker_set, one.queue_offset) for one in [*first, *second]]
+        assert sorted(found) == [
+            (name, at) for name in "ab" for at in (5, 6, 7) if (name, at) != ("b", 6)
+        ]
+
+    run(scenario())
 
 
 @on_loop

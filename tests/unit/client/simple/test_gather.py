@@ -30,6 +30,15 @@ def at(*sources: Source) -> Callable[[], list[Source]]:
 
 
 BOTH = at(A, B)
+# Messages of one batch that a receiver returns.
+BATCH = 3
+
+
+class Received(list[ReceivedMessage]):
+    """Messages that were received together."""
+
+    def part(self, start: int, end: int) -> Received:
+        return Received(self[start:end])
 
 
 class ScriptedReceiver:
@@ -53,7 +62,7 @@ class ScriptedReceiver:
 
     async def receive(
         self, source: Source, messages_max: int, wait_s: float, invisible_s: float
-    ) -> list[ReceivedMessage]:
+    ) -> list[Received]:
         assert invisible_s >= 10
         self.asked.append((source, messages_max, wait_s))
         deadline_s = now_s() + wait_s
@@ -81,17 +90,20 @@ class ScriptedReceiver:
             self.waiting -= 1
         stock = self.stock[source]
         self.stock[source] = stock[messages_max:]
-        return stock[:messages_max]
+        return batches(stock[:messages_max])
 
-    async def hold(
-        self, messages: Sequence[ReceivedMessage], invisible_s: float
-    ) -> list[ReceivedMessage]:
+    async def hold(self, held: Sequence[Received], invisible_s: float) -> list[Received]:
         await asyncio.sleep(0.001)
+        messages = [one for batch in held for one in batch]
         if any(Source("t", one.broker_set) in self.dead for one in messages):
             raise Unreachable("down")
         assert invisible_s >= 10
         self.held += [one.queue_offset for one in messages]
-        return [one for one in messages if one.queue_offset not in self.taken_by_others]
+        return batches([one for one in messages if one.queue_offset not in self.taken_by_others])
+
+
+def batches(messages: Sequence[ReceivedMessage]) -> list[Received]:
+    return [Received(messages[start : start + BATCH]) for start in range(0, len(messages), BATCH)]
 
 
 def message(source: Source, number: int) -> ReceivedMessage:
@@ -99,8 +111,9 @@ def message(source: Source, number: int) -> ReceivedMessage:
     return ReceivedMessage(source.topic, 0, number, name, 0, 0, b"", "", (), {}, "")
 
 
-def numbers(messages: Sequence[ReceivedMessage]) -> list[int]:
-    return sorted(one.queue_offset for one in messages)
+def numbers(found: Sequence[Received]) -> list[int]:
+    assert all(found)
+    return sorted(one.queue_offset for batch in found for one in batch)
 
 
 def test_present_messages_of_all_sources_fill_a_receive() -> None:
@@ -113,7 +126,7 @@ def test_present_messages_of_all_sources_fill_a_receive() -> None:
         # The share of each, and then the rest where there was more.
         assert numbers(found) == [*range(30), 200, 201]
         assert max(count for _, count, _ in receiver.asked) == 16
-        assert len(await gatherer.receive(BOTH, 32, 20, 60)) == 32
+        assert len(numbers(await gatherer.receive(BOTH, 32, 20, 60))) == 32
         assert now_s() < 1000.1
 
     run(scenario())
@@ -212,7 +225,7 @@ def test_a_dead_source_delays_no_other_and_is_used_again_when_it_recovers() -> N
         receiver.dead = {A}
         receiver.put(B, *range(1_000))
         for _ in range(5):
-            assert len(await gatherer.receive(BOTH, 10, 20, 60)) >= 5
+            assert len(numbers(await gatherer.receive(BOTH, 10, 20, 60))) >= 5
         assert now_s() < 1001
         receiver.stock[B] = []
         for _ in range(10):
@@ -274,8 +287,8 @@ def test_no_source_starves_however_few_messages_are_wanted() -> None:
         for turn in range(30):
             first = turn % 3
             found = await gatherer.receive(at(*sources[first:], *sources[:first]), 1, 20, 60)
-            assert len(found) == 1
-            seen[found[0].broker_set] += 1
+            ((one,),) = found
+            seen[one.broker_set] += 1
         assert dict(seen) == {"a": 10, "b": 10, "c": 10}
         # No more was taken than was wanted.
         assert sum(map(len, receiver.stock.values())) == 270

@@ -1,0 +1,38 @@
+"""Receiving in batches without asyncio, the hand-written part of the synchronous SimpleConsumer."""
+
+from __future__ import annotations
+
+from mq.client.lifecycle import Background, SyncClient
+from mq.client.simple.batch import ReceivedBatch as AsyncReceivedBatch
+from mq.client.simple.batch import ReceivedMessages
+from mq.client.simple.consumer import BATCH_MESSAGES, SimpleConsumer
+
+
+class ReceivedBatch(ReceivedMessages):
+    """The messages of one `SimpleConsumer.receive_batch`; it is empty if none came.
+
+    A sequence of ReceivedMessage, of any queues: those of one queue stand in its order. `bodies`
+    are all bodies, as they were sent. Keeping a batch keeps the bytes that were received.
+    """
+
+    def __init__(self, twin: AsyncReceivedBatch, background: Background) -> None:
+        super().__init__(twin.parts)
+        self._twin = twin
+        self._background = background
+
+    def ack(self) -> None:
+        """All messages are done, as by `SimpleConsumer.ack`, which also takes a batch."""
+        self._background.run(self._twin.ack())
+
+
+class SyncReceive(SyncClient[SimpleConsumer]):
+    """The base of the generated consumer."""
+
+    def receive_batch(
+        self, max_messages: int = BATCH_MESSAGES, wait_s: float = 20.0, invisible_s: float = 60.0
+    ) -> ReceivedBatch:
+        """As `receive`, but all messages as one object, which makes no object for each of them
+        until that is asked for: see `ReceivedBatch`. `batch.ack()` acknowledges all of them.
+        """
+        found = self._run(self._client.receive_batch(max_messages, wait_s, invisible_s))
+        return ReceivedBatch(found, self._background)
