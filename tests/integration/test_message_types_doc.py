@@ -19,7 +19,7 @@ EXPECTED = [
     r"COMMIT set-0:\d+\n",
     r"",
     r"payments b'order 7 is paid' 2 not today\n",
-    r"",
+    r"1 \[b'order 7 is paid'\]\n",
     r"90\n",
 ]
 TIMEOUT_S = 60
