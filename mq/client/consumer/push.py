@@ -41,6 +41,9 @@ Handler = (
 
 # A handler that never waits must let other tasks run after so many messages.
 _MESSAGES_IN_A_ROW = 16
+# To find out whether a handler waits costs something: one that does is not looked at in so many
+# calls, at most.
+_UNWATCHED_MAX = 31
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class PushConsumer(GroupClient):
         self._few = options.batch_messages or 1
         self._many = options.batch_messages or _MESSAGES_IN_A_ROW
         self._at_once = self._few
+        # After a call that has waited: so many are awaited as they are, and how many are left.
+        self._unwatched, self._unwatched_left = 0, 0
         self._workers: list[asyncio.Task[None]] = []
         self._is_over = asyncio.Event()
 
@@ -129,32 +134,41 @@ class PushConsumer(GroupClient):
                 await asyncio.sleep(0)
 
     async def _handle(self, taken: InFlight) -> None:
-        buffer = self._session.buffer
         calls = self._calls(taken)
-        at, outcome = self._call(calls)
-        if outcome is None:
-            self._at_once = self._many
-            buffer.done([taken])
-            return
-        self._at_once = self._few
-        if len(calls) > 1:
-            taken = self._cut_out(taken, at)
-        if isinstance(outcome, BaseException):
-            self._failures.failed([taken], outcome)
-            return
         try:
-            returned = await outcome
+            if self._unwatched_left and len(calls) == 1:
+                self._unwatched_left -= 1
+                outcome = self._handler(calls[0])
+                if isinstance(outcome, CoroutineType) or inspect.isawaitable(outcome):
+                    outcome = await outcome
+            else:
+                at, begun = self._call(calls)
+                self._adapt(waits=begun is not None)
+                if begun is None:
+                    self._session.buffer.done([taken])
+                    return
+                if len(calls) > 1:
+                    taken = self._cut_out(taken, at)
+                if isinstance(begun, BaseException):
+                    raise begun  # noqa: TRY301
+                outcome = await begun
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                buffer.give_up([taken])
+                self._session.buffer.give_up([taken])
                 raise
             # The handler has cancelled a task of its own: the consumer goes on.
             self._failures.failed([taken], error)
         except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
             self._failures.failed([taken], error)
         else:
-            self._handled(taken, returned)
+            self._handled(taken, outcome)
+
+    def _adapt(self, *, waits: bool) -> None:
+        """To handlers that wait, or do not."""
+        self._at_once = self._few if waits else self._many
+        self._unwatched = min(2 * self._unwatched + 1, _UNWATCHED_MAX) if waits else 0
+        self._unwatched_left = self._unwatched
 
     def _calls(self, taken: InFlight) -> Sequence[ReceivedMessage | MessageBatch]:
         """The argument of each call of the handler."""
