@@ -111,6 +111,9 @@ async def in_sets(work: Mapping[str, Coroutine[object, object, T]]) -> dict[str,
     """The answers of all sets, which are asked concurrently. Raises the first error after all have
     ended; it names its set if there are several.
     """
+    if len(work) == 1:
+        ((name, only),) = work.items()
+        return {name: await only}  # without a task of its own
     answers = await asyncio.gather(*work.values(), return_exceptions=True)
     found: dict[str, T] = {}
     for name, answer in zip(work, answers, strict=True):
