@@ -30,6 +30,7 @@ CLIENT_DOC = [
     "SEND_OK False\n1000\n10000 SEND_OK\n1\n",
     "100\n100 0 b'payment 0'\n[]\n",
     "[(b'1', 1), (b'3', 1), (b'two', 2)]\n",
+    "(3, [b'a', b'b', b'c'])\n",
     "0 b'21.5'\n",
     "SEND_OK 10\n",
     # The groups of those before it follow.
