@@ -44,7 +44,7 @@ from mq.client.consumer.options import (
     ConsumerOptions,
     GroupOptions,
 )
-from mq.client.consumer.prefetch import InFlight, PrefetchQueue
+from mq.client.consumer.prefetch_queue import InFlight, PrefetchQueue
 from mq.client.consumer.retries import doubled_s
 from mq.client.messages import Message, QueueRef, ReceivedMessage
 from mq.client.public import arguments_of

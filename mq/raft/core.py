@@ -211,7 +211,7 @@ class Core:
     # -- inside ------------------------------------------------------------------------------------
 
     def _lead(self) -> None:
-        """What the election has decided for a leader to do."""
+        """Hands an election that is won, and a heartbeat that is due, to the replication."""
         election = self.election
         if election.is_won:
             election.is_won = False

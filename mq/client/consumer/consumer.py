@@ -24,7 +24,8 @@ from mq.client.batches import MessageBatch
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
 from mq.client.consumer.options import ConsumerOptions, Start
-from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
+from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.client.consumer.retries import FailurePolicy, Nack
 from mq.client.decode import Decoder
 from mq.client.lifecycle import AsyncClient, Background, SyncClient

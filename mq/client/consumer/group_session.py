@@ -22,7 +22,8 @@ from mq.client.cluster.retry import Retry, back_off_s, cancelled, is_set, now_s
 from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
 from mq.client.consumer.options import ConsumerOptions, Start, wanted_tags
-from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
+from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.client.consumer.retries import RetrySender
 from mq.client.consumer.set_stream import SetMembership
 from mq.client.consumer.subscribed_sets import SubscribedSets

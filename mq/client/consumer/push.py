@@ -27,7 +27,7 @@ from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import cancelled
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.options import ConsumerOptions
-from mq.client.consumer.prefetch import InFlight
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay
 from mq.client.lifecycle import HandlerThreads
 from mq.client.messages import ReceivedMessage

@@ -17,7 +17,7 @@ from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import QueueId, QueuePosition, SubscribeRequest
 
 if TYPE_CHECKING:
-    from mq.client.consumer.prefetch import PrefetchQueue
+    from mq.client.consumer.prefetch_queue import PrefetchQueue
 
 # A report that is not urgent waits so long for more progress.
 REPORT_S = 0.1

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.retry import Retry, cancelled
 from mq.client.consumer.options import ConsumerOptions
-from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
+from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.errors import (
     IllegalConfig,
     IllegalDelay,

@@ -11,7 +11,7 @@ from tests.unit.client.consumer.deliveries import SET, assignment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mq.client.consumer.prefetch import InFlight
+    from mq.client.consumer.prefetch_queue import InFlight
     from mq.wire.v1.consumer_pb2 import SubscribeRequest
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.client.consumer.prefetch import CachedDelivery, InFlight, PrefetchQueue
+from mq.client.consumer.prefetch_queue import CachedDelivery, InFlight, PrefetchQueue
 from mq.client.consumer.retries import Failure, FailurePolicy, Nack
 from mq.client.decode import parse_subscribe_response
 from mq.client.messages import QueueRef, ReceivedMessage

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client.consumer.consumer import PolledMessages
-from mq.client.consumer.prefetch import InFlight, PrefetchQueue
+from mq.client.consumer.prefetch_queue import InFlight, PrefetchQueue
 from mq.client.decode import Decoder, parse_subscribe_response
 from mq.client.messages import QueueRef
 from mq.wire.v1.consumer_pb2 import Delivery

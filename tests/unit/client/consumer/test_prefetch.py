@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from mq.client.consumer.prefetch import InFlight
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.client.decode import Decoder
 from mq.errors import NotAssigned, SubscriptionMismatch
 from mq.wire.v1.consumer_pb2 import Run

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
+from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.client.decode import Decoder, parse_subscribe_response
 from mq.wire.v1.consumer_pb2 import SubscribeRequest
 from tests.unit.client.consumer.deliveries import SET, assignment, delivery, response

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.consumer.prefetch import PrefetchQueue
+from mq.client.consumer.prefetch_queue import PrefetchQueue
 from mq.client.decode import Decoder, parse_subscribe_response
 from mq.client.messages import QueueRef
 from tests.unit.client.consumer.deliveries import SET, TOPIC, delivery, response

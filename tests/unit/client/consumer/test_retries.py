@@ -11,7 +11,7 @@ from mq.client import Consumer as SyncConsumer
 from mq.client.consumer import consumer as consumer_module
 from mq.client.consumer import retries as retries_module
 from mq.client.consumer.consumer import Consumer
-from mq.client.consumer.prefetch import InFlight
+from mq.client.consumer.prefetch_queue import InFlight
 from mq.client.consumer.retries import Failure
 from mq.errors import (
     IllegalRequest,
