@@ -61,7 +61,7 @@ group.initial.rebalance.delay.ms=0
             "batches", size, lambda count: self._send(f"b{size}", size, count), seconds, 500_000
         )
 
-    def calls(self, size: int, seconds: float, callers: int) -> float:  # noqa: ARG002
+    def calls(self, size: int, seconds: float, callers: int) -> float:  # noqa: ARG002 # its tool has no callers
         return self.by_count(
             "calls", size, lambda count: self._send(f"c{size}", size, count, *_CALLS), seconds, 5000
         )

@@ -177,7 +177,7 @@ class Peer(abc.ABC):
     @abc.abstractmethod
     def calls(self, size: int, seconds: float, callers: int) -> float: ...
 
-    def fill(self, topic: str, size: int, count: int) -> None:  # noqa: ARG002
+    def fill(self, topic: str, size: int, count: int) -> None:  # noqa: ARG002 # for peers that fill
         """Messages for Python clients to receive, by the peer's own tool."""
         raise Skipped(f"{self.name} has no Python client here")
 

@@ -37,7 +37,7 @@ class RabbitMq(Peer):
             raise Skipped("RabbitMQ confirms durable messages after fsync only")
         return "fsync of the Raft log of a quorum queue, shared by waiting messages"
 
-    def start(self, processes: Processes, flush: Flush) -> str:  # noqa: ARG002
+    def start(self, processes: Processes, flush: Flush) -> str:  # noqa: ARG002 # it has one way to flush
         home = processes.directory
         port, daemon = free_port(), free_port()
         (home / "rabbitmq.conf").write_text(

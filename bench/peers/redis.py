@@ -20,7 +20,7 @@ class Redis(Peer):
         "calls": "redis-benchmark XADD, a connection a caller, no pipeline",
     }
 
-    def obtain(self, installation: Installation) -> None:  # noqa: ARG002
+    def obtain(self, installation: Installation) -> None:  # noqa: ARG002 # as of all peers
         programs = ("redis-server", "redis-benchmark", "redis-cli")
         self._server, self._benchmark, self._cli = (tool(name) for name in programs)
         version = number(r"v=([\d]+\.[\d]+)", run_tool([self._server, "--version"]))

@@ -74,11 +74,11 @@ storePathCommitLog={home / "store" / "commitlog"}
         self._create_topic("bench")
         return self._names
 
-    def batches(self, size: int, seconds: float) -> float:  # noqa: ARG002
+    def batches(self, size: int, seconds: float) -> float:  # noqa: ARG002 # its tool has times of its own
         flags = ("-s", str(size), "-w", str(_BATCH_THREADS), "-b", str(_BATCH))
         return messages_per_s(self._bench("BatchProducer", flags))
 
-    def calls(self, size: int, seconds: float, callers: int) -> float:  # noqa: ARG002
+    def calls(self, size: int, seconds: float, callers: int) -> float:  # noqa: ARG002 # its tool has times of its own
         flags = ("-s", str(size), "-w", str(callers))
         return sends_per_s(self._bench("Producer", flags))
 

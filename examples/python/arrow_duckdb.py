@@ -22,7 +22,7 @@ def main(topic: str) -> None:
     with PullConsumer(SERVER) as consumer:
         # DuckDB finds the reader by the name of the variable, and reads as it goes: the topic need
         # not fit into memory.
-        messages = consumer.read_arrow(topic)  # noqa: F841
+        messages = consumer.read_arrow(topic)  # noqa: F841 # named in the query
         found = duckdb.sql("""
             SELECT ordering_key, count(*), sum(decode(body)::INT)
             FROM messages GROUP BY ordering_key ORDER BY ordering_key
