@@ -133,8 +133,9 @@ def test_every_node_answers_for_itself_and_knows_the_route(pair: Pair) -> None:
     answers = []
     for process, role in ((pair.leader, "leader"), (pair.follower, "follower")):
         with calling(process) as calls:
-            status = calls("BrokerStatus")
-            assert (status.role, status.is_ready) == (role, True)
+            # A follower is ready once it has applied the topic that the leader has just made.
+            until(lambda: calls("BrokerStatus").is_ready)
+            assert calls("BrokerStatus").role == role
             assert calls("GetConfig").options
             calls("SetConfig", name="retention.hours", value="70")
             until(lambda: calls("Route", topics=["t"]).topics)
@@ -143,8 +144,7 @@ def test_every_node_answers_for_itself_and_knows_the_route(pair: Pair) -> None:
     addresses = {one.address for one in answers[0].broker_sets[0].nodes}
     assert addresses == {pair.leader.address, pair.follower.address}
     with calling(pair.leader) as calls:
-        (follower,) = calls("BrokerStatus").followers
-        assert follower.behind == 0
+        until(lambda: [one.behind for one in calls("BrokerStatus").followers] == [0])
 
 
 def test_a_topic_cannot_be_created_by_route_without_a_leader(pair: Pair) -> None:
