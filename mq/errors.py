@@ -48,6 +48,10 @@ class Code(enum.Enum):
     ILLEGAL_HANDLE = "ILLEGAL_HANDLE"
     TRANSACTION_NOT_FOUND = "TRANSACTION_NOT_FOUND"
     PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    ILLEGAL_POLICY = "ILLEGAL_POLICY"
+    USER_NOT_FOUND = "USER_NOT_FOUND"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
     QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
     GROUP_NOT_FOUND = "GROUP_NOT_FOUND"
@@ -306,6 +310,26 @@ class TransactionNotFound(MqError):
 
 class PermissionDenied(MqError):
     code = Code.PERMISSION_DENIED
+
+
+class Unauthenticated(MqError):
+    """No identity, or one that is not known, has expired or was revoked."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class IllegalPolicy(MqError):
+    code = Code.ILLEGAL_POLICY
+
+
+class UserNotFound(MqError):
+    code = Code.USER_NOT_FOUND
+
+
+class QuotaExceeded(MqError):
+    """A limit of what is stored or kept, not of a rate: waiting does not help."""
+
+    code = Code.QUOTA_EXCEEDED
 
 
 class TopicNotFound(MqError):

@@ -105,4 +105,5 @@ _PERFORM: dict[str, Callable[[State, DerivedFiles, Any], object]] = {
     "trim_queues": _trim_queues,
     "put_broker_set": lambda state, _, command: state.sets.put(command.broker_set),
     "drop_broker_set": lambda state, _, command: state.sets.drop(command.name),
+    "change_access": lambda state, _, command: state.access.change(command.changes),
 }

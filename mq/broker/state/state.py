@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mq.broker.state.access import Access
 from mq.broker.state.dedup import Producers
 from mq.broker.state.leases import Leases
 from mq.broker.state.offsets import Offsets
@@ -25,6 +26,7 @@ class State:
         self.transactions = Transactions()
         self.leases = Leases()
         self.sets = KnownSets()
+        self.access = Access()
 
     def hold(self, batch: Batch, log_offset: int, stored_at_ms: int) -> HeldQueue:
         """A batch is held back from now on, in the queue that this returns. Part of applying."""
@@ -43,6 +45,7 @@ class State:
             transaction_totals=self.transactions.totals(),
             leases=self.leases.encode(),
             broker_sets=self.sets.encode(),
+            access=self.access.encode(),
         )
         return state.SerializeToString(deterministic=True)
 
@@ -55,3 +58,4 @@ class State:
         self.transactions.restore(state.transactions, state.transaction_totals)
         self.leases.restore(state.leases)
         self.sets.restore(state.broker_sets)
+        self.access.restore(state.access)

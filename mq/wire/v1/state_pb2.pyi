@@ -1,5 +1,6 @@
 from mq.wire.v1 import cluster_pb2 as _cluster_pb2
 from mq.wire.v1 import consumer_pb2 as _consumer_pb2
+from mq.wire.v1 import security_pb2 as _security_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -9,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many", "put_broker_set", "drop_broker_set")
+    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many", "put_broker_set", "drop_broker_set", "change_access")
     PUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     DROP_TOPIC_FIELD_NUMBER: _ClassVar[int]
     COMMIT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +26,7 @@ class Command(_message.Message):
     MANY_FIELD_NUMBER: _ClassVar[int]
     PUT_BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     DROP_BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ACCESS_FIELD_NUMBER: _ClassVar[int]
     put_topic: PutTopic
     drop_topic: DropTopic
     commit_positions: CommitPositions
@@ -40,7 +42,8 @@ class Command(_message.Message):
     many: Many
     put_broker_set: PutBrokerSet
     drop_broker_set: DropBrokerSet
-    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ..., put_broker_set: _Optional[_Union[PutBrokerSet, _Mapping]] = ..., drop_broker_set: _Optional[_Union[DropBrokerSet, _Mapping]] = ...) -> None: ...
+    change_access: ChangeAccess
+    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ..., put_broker_set: _Optional[_Union[PutBrokerSet, _Mapping]] = ..., drop_broker_set: _Optional[_Union[DropBrokerSet, _Mapping]] = ..., change_access: _Optional[_Union[ChangeAccess, _Mapping]] = ...) -> None: ...
 
 class Many(_message.Message):
     __slots__ = ("commands",)
@@ -103,6 +106,12 @@ class DropBrokerSet(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ChangeAccess(_message.Message):
+    __slots__ = ("changes",)
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[_security_pb2.AccessChange]
+    def __init__(self, changes: _Optional[_Iterable[_Union[_security_pb2.AccessChange, _Mapping]]] = ...) -> None: ...
 
 class PutGroup(_message.Message):
     __slots__ = ("group", "retries_max")
@@ -301,7 +310,7 @@ class QueueLock(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
 
 class BrokerState(_message.Message):
-    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets")
+    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets", "access")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +319,7 @@ class BrokerState(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_TOTALS_FIELD_NUMBER: _ClassVar[int]
     BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicState]
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerState]
@@ -318,7 +328,8 @@ class BrokerState(_message.Message):
     leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
     transaction_totals: TransactionTotals
     broker_sets: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.PeerSet]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ...) -> None: ...
+    access: _security_pb2.AccessState
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ..., access: _Optional[_Union[_security_pb2.AccessState, _Mapping]] = ...) -> None: ...
 
 class TransactionTotals(_message.Message):
     __slots__ = ("committed", "rolled_back", "given_up", "ended")

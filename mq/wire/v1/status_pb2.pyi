@@ -31,11 +31,15 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MALFORMED_BATCH: _ClassVar[Code]
     MESSAGE_TOO_LARGE: _ClassVar[Code]
     PERMISSION_DENIED: _ClassVar[Code]
+    UNAUTHENTICATED: _ClassVar[Code]
+    ILLEGAL_POLICY: _ClassVar[Code]
+    QUOTA_EXCEEDED: _ClassVar[Code]
     TOPIC_NOT_FOUND: _ClassVar[Code]
     QUEUE_NOT_FOUND: _ClassVar[Code]
     GROUP_NOT_FOUND: _ClassVar[Code]
     MESSAGE_NOT_FOUND: _ClassVar[Code]
     TRANSACTION_NOT_FOUND: _ClassVar[Code]
+    USER_NOT_FOUND: _ClassVar[Code]
     TOPIC_EXISTS: _ClassVar[Code]
     GROUP_NOT_EMPTY: _ClassVar[Code]
     SUBSCRIPTION_MISMATCH: _ClassVar[Code]
@@ -69,11 +73,15 @@ ILLEGAL_HANDLE: Code
 MALFORMED_BATCH: Code
 MESSAGE_TOO_LARGE: Code
 PERMISSION_DENIED: Code
+UNAUTHENTICATED: Code
+ILLEGAL_POLICY: Code
+QUOTA_EXCEEDED: Code
 TOPIC_NOT_FOUND: Code
 QUEUE_NOT_FOUND: Code
 GROUP_NOT_FOUND: Code
 MESSAGE_NOT_FOUND: Code
 TRANSACTION_NOT_FOUND: Code
+USER_NOT_FOUND: Code
 TOPIC_EXISTS: Code
 GROUP_NOT_EMPTY: Code
 SUBSCRIPTION_MISMATCH: Code
