@@ -185,6 +185,32 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
 _CheckMs = Annotated[int, Meta(ge=100, le=86_400_000)]
 
 
+class AuthConfig(_Section, frozen=True, kw_only=True):
+    mode: Annotated[
+        Literal["off", "observe", "required"],
+        Meta(
+            description="required: callers are known and policies hold; observe: admits all, "
+            "and tells what it would refuse."
+        ),
+    ] = "off"
+    open: Annotated[
+        Literal["no", "yes"],
+        Meta(description="yes: clients of other machines are served although mode is off."),
+    ] = "no"
+    bootstrap_admin_file: Annotated[
+        _File,
+        Meta(description="Names the first administrator, while there is none."),
+    ] = ""
+    secret_key_file: Annotated[
+        _File,
+        Meta(description="Encrypts secrets that have to be stored, of RocketMQ's access keys."),
+    ] = ""
+    cluster_key_file: Annotated[
+        _File,
+        Meta(description="The API key by which brokers of this cluster know each other."),
+    ] = ""
+
+
 class TransactionsConfig(_Section, frozen=True, kw_only=True):
     first_check_ms: Annotated[
         _CheckMs,
@@ -330,6 +356,7 @@ class LogConfig(_Section, frozen=True, kw_only=True):
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: NodeConfig = NodeConfig()
     broker: BrokerConfig = BrokerConfig()
+    auth: AuthConfig = AuthConfig()
     transactions: TransactionsConfig = TransactionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     store: StoreConfig = StoreConfig()

@@ -8,7 +8,7 @@ so a list is not a snapshot of one moment.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -58,12 +58,12 @@ class Inspector:
             if include_internal or not topic.is_internal
         )
 
-    async def topic(self, name: str) -> bytes:
+    async def topic(self, name: str, may_see_group: Callable[[str], bool]) -> bytes:
         """A DescribeTopicResponse."""
         topic = self._broker.state.topics.find(name)
         offsets, turn = self._broker.state.offsets, TimeSlice()
         groups = []
-        for group in offsets.groups():
+        for group in filter(may_see_group, offsets.groups()):
             if any(queue.topic == name for queue in offsets.positions(group)):
                 groups.append(group)
             await turn.over()
@@ -88,9 +88,9 @@ class Inspector:
 
     # -- groups -----------------------------------------------------------------------------------
 
-    async def groups(self) -> list[pb.GroupSummary]:
+    async def groups(self, may_see: Callable[[str], bool]) -> list[pb.GroupSummary]:
         found, turn = [], TimeSlice()
-        for name in self._broker.groups.names():
+        for name in filter(may_see, self._broker.groups.names()):
             found.append(self._summary(name, await in_turns(self._group_queues(name))))
             await turn.over()
         return found
@@ -177,7 +177,9 @@ class Inspector:
 
     # -- transactions and dead letters ------------------------------------------------------------
 
-    def transactions(self, group: str, count: int) -> pb.ListTransactionsResponse:
+    def transactions(
+        self, group: str, count: int, may_see_topic: Callable[[str], bool]
+    ) -> pb.ListTransactionsResponse:
         """The oldest, of a producer group or of all; 0 of them is the default."""
         broker, count = self._broker, count or _TRANSACTIONS_DEFAULT
         if count > _TRANSACTIONS_MAX:
@@ -185,7 +187,11 @@ class Inspector:
         if group:
             names.check_group(group)
         transactions = broker.state.transactions.open.values()
-        found = [one for one in transactions if group in ("", one.producer_group)]
+        found = [
+            one
+            for one in transactions
+            if group in ("", one.producer_group) and may_see_topic(one.topic)
+        ]
         oldest = heapq.nsmallest(count, found, key=lambda one: one.id)
         return pb.ListTransactionsResponse(
             open=len(found),

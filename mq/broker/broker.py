@@ -29,6 +29,8 @@ from mq.broker.queue import Queue
 from mq.broker.receive.service import ReceiveService
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying
+from mq.broker.security.denials import Denials
+from mq.broker.security.gate import Gate
 from mq.broker.state.machine import AppliedEntry, Machine
 from mq.broker.transaction.transacting import Transacting
 from mq.broker.writing import EntryWriter
@@ -99,6 +101,8 @@ class Broker:
             message_bytes_max=settings.config.store.message_bytes_max,
             timeout_s=options.send_timeout_ms / 1000,
         )
+        self.denials = Denials()
+        self.gate = Gate(self.state.access, settings.config.auth.mode, now_ms, self.denials.tell)
         topics = self.state.topics
         self.missing_topics = MissingTopics(settings, topics, self.directory, self.steady_ms)
         self._make_consuming()
@@ -209,6 +213,7 @@ class Broker:
     def tick(self) -> None:
         """Called a few times a second: what follows from time alone, and from leadership."""
         self.on_leadership()
+        self.gate.tick()
         if self.leadership.is_serving:
             self.groups.tick()
             for service in self._services:
@@ -338,6 +343,8 @@ class Broker:
             self._on_command(command)
 
     def _on_command(self, command: Command) -> None:
+        if command.HasField("change_access"):
+            self.gate.on_change()
         if command.HasField("put_topic"):
             self.missing_topics.on_topics()
         if command.HasField("drop_topic"):

@@ -106,9 +106,11 @@ class MissingTopics:
         self._guesses_in_second += 1
         return self._guesses_in_second <= _GUESSES_A_SECOND
 
-    def explained(self, error: MqError) -> MqError:
-        """The error, with the topics that may have been meant if it is about a missing one."""
+    def explained(self, error: MqError, may_see: Callable[[str], bool]) -> MqError:
+        """The error, with the topics that may have been meant if it is about a missing one, as far
+        as the caller may see them.
+        """
         if not isinstance(error, TopicNotFound) or not error.topic:
             return error
-        hint = names.did_you_mean(self.similar(error.topic))
+        hint = names.did_you_mean(filter(may_see, self.similar(error.topic)))
         return TopicNotFound(f"{error}{hint}") if hint else error

@@ -201,9 +201,29 @@ class Call(Stream):
         """Of the request."""
         return self.request.metadata
 
+    @property
+    def caller(self) -> Any:
+        """What handlers know of the client; of all calls with the same header block."""
+        return self.request.caller
+
+    @caller.setter
+    def caller(self, caller: Any) -> None:
+        self.request.caller = caller
+
+    def header(self, name: str) -> str | None:
+        """A field of the metadata; the first one, if there are several."""
+        for key, value in self.request.metadata:
+            if key == name and isinstance(value, str):
+                return value
+        return None
+
     def peer(self) -> str:
         """Address of the client, such as ipv4:127.0.0.1:50000."""
         return self._peer
+
+    def certificate_names(self) -> Sequence[str]:
+        """The names in the certificate of the client, if it has shown one that is trusted."""
+        return ()
 
     def time_remaining(self) -> float | None:
         """Seconds; None: the client waits for ever."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mq.http2 import huffman
 from mq.http2.hpack import Decoder, Field, HeaderFault
@@ -56,9 +56,17 @@ class MalformedRequest(Exception):
 
 
 class Request:
-    """Shared by all calls that were opened with the same block: it never changes."""
+    """Shared by all calls of a connection that were opened with the same block."""
 
-    __slots__ = ("_fields", "_metadata", "content_length", "is_encoded", "path", "refusal")
+    __slots__ = (
+        "_fields",
+        "_metadata",
+        "caller",
+        "content_length",
+        "is_encoded",
+        "path",
+        "refusal",
+    )
 
     def __init__(self, path: bytes) -> None:
         self.path = path
@@ -67,6 +75,8 @@ class Request:
         # Whether its messages may be compressed, which this server does not support.
         self.is_encoded = False
         self.content_length: int | None = None
+        # What handlers have made of the metadata: found once, for all calls with this block.
+        self.caller: Any = None
         self._fields: list[Field] = []
         self._metadata: Metadata | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from mq import names
 from mq.admin.broker_sets import BrokerSets
 from mq.admin.control import Control
@@ -11,6 +13,8 @@ from mq.admin.log_export import read_chunk
 from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
+from mq.broker.long_work import in_turns
+from mq.rpc.access import Rules
 from mq.rpc.context import Context
 from mq.rpc.queues import decode_offset_kind, encode_positions, start_offsets, topic_queues
 from mq.rpc.transaction import parse_transaction_id
@@ -18,8 +22,9 @@ from mq.wire.v1 import admin_pb2 as pb
 
 
 class AdminService:
-    def __init__(self, broker: Broker, broker_set: str, control: Control) -> None:
+    def __init__(self, broker: Broker, broker_set: str, control: Control, rules: Rules) -> None:
         self._broker = broker
+        self._rules = rules
         self._broker_set = broker_set
         self._control = control
         self._inspector = Inspector(broker, broker_set)
@@ -55,17 +60,21 @@ class AdminService:
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
         topics = await self._inspector.topics(include_internal=request.include_internal)
-        return pb.ListTopicsResponse(topics=topics)
+        may_see = self._rules.may_describe_topic
+        seen = await in_turns(one for one in topics if may_see(context.caller, one.info.topic))
+        return pb.ListTopicsResponse(topics=seen)
 
     async def describe_topic(self, request: pb.DescribeTopicRequest, context: Context) -> bytes:
-        return await self._inspector.topic(request.topic)
+        may_see = functools.partial(self._rules.may_describe_group, context.caller)
+        return await self._inspector.topic(request.topic, may_see)
 
     # -- groups -----------------------------------------------------------------------------------
 
     async def list_groups(
         self, request: pb.ListGroupsRequest, context: Context
     ) -> pb.ListGroupsResponse:
-        return pb.ListGroupsResponse(groups=await self._inspector.groups())
+        may_see = functools.partial(self._rules.may_describe_group, context.caller)
+        return pb.ListGroupsResponse(groups=await self._inspector.groups(may_see))
 
     async def describe_group(self, request: pb.DescribeGroupRequest, context: Context) -> bytes:
         return await self._inspector.group(request.group)
@@ -103,7 +112,10 @@ class AdminService:
     async def list_transactions(
         self, request: pb.ListTransactionsRequest, context: Context
     ) -> pb.ListTransactionsResponse:
-        return self._inspector.transactions(request.producer_group, request.transactions_max)
+        may_see = functools.partial(self._rules.may_describe_topic, context.caller)
+        return self._inspector.transactions(
+            request.producer_group, request.transactions_max, may_see
+        )
 
     async def check_transaction_now(
         self, request: pb.CheckTransactionNowRequest, context: Context
@@ -116,7 +128,10 @@ class AdminService:
         self, request: pb.ListDeadLettersRequest, context: Context
     ) -> pb.ListDeadLettersResponse:
         if not request.group:
-            return pb.ListDeadLettersResponse(groups=self._inspector.dead_letter_counts())
+            counts = self._inspector.dead_letter_counts()
+            may_see = self._rules.may_describe_group
+            seen = [one for one in counts if may_see(context.caller, one.group)]
+            return pb.ListDeadLettersResponse(groups=seen)
         messages, next_offset = self._inspector.dead_letters(
             request.group, request.queue_offset, request.messages_max
         )
@@ -148,7 +163,9 @@ class AdminService:
     async def get_message(
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.StoredMessage:
-        return self._inspector.message(request.message_id)
+        message = self._inspector.message(request.message_id)
+        self._rules.check_consume_topic(context.caller, message.topic)
+        return message
 
     async def query_messages(
         self, request: pb.QueryMessagesRequest, context: Context

@@ -7,6 +7,7 @@ from __future__ import annotations
 from mq import names
 from mq.broker.broker import Broker
 from mq.rpc import listeners
+from mq.rpc.access import Rules
 from mq.rpc.context import Context
 from mq.store.identity import Identity
 from mq.wire.v1 import cluster_pb2 as pb
@@ -16,8 +17,9 @@ _GUESSED_MAX = 4
 
 
 class ClusterService:
-    def __init__(self, broker: Broker, identity: Identity) -> None:
+    def __init__(self, broker: Broker, identity: Identity, rules: Rules) -> None:
         self._broker = broker
+        self._rules = rules
         self._identity = identity
 
     async def route(self, request: pb.RouteRequest, context: Context) -> pb.RouteResponse:
@@ -43,10 +45,15 @@ class ClusterService:
             broker_sets=sets,
             topics=[one for name in request.topics for one in found[name]],
             missing=[
-                pb.MissingTopic(topic=name, similar=self._broker.missing_topics.similar(name))
+                pb.MissingTopic(topic=name, similar=self._similar(name, context))
                 for name in missing
             ],
         )
+
+    def _similar(self, topic: str, context: Context) -> list[str]:
+        """Of those that the caller may see."""
+        found, caller = self._broker.missing_topics.similar(topic), context.caller
+        return [one for one in found if self._rules.may_describe_topic(caller, one)]
 
     async def greet(self, request: pb.GreetRequest, context: Context) -> pb.GreetResponse:
         return self._broker.directory.answer(request, self._broker.steady_ms())

@@ -27,6 +27,7 @@ from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
 from mq.errors import IllegalRequest, UnknownMember
 from mq.http2.calls import CallEnded
 from mq.rpc import framing, limits, listeners
+from mq.rpc.access import Rules, subscription_needs
 from mq.rpc.context import Context
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
 from mq.rpc.methods import Answer
@@ -78,8 +79,9 @@ _read_change_invisible = limits.Reader(pb.ChangeInvisibleRequest)
 
 
 class ConsumerService:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, rules: Rules) -> None:
         self._broker = broker
+        self._rules = rules
         self._options = broker.settings.config.broker
 
     async def pull(self, request: pb.PullRequest, context: Context) -> bytes:
@@ -133,6 +135,7 @@ class ConsumerService:
             raise IllegalRequest("the first message of the stream must be `start`")
         start, groups = request.start, self._broker.groups
         spec = _member_spec(start, context.peer(), is_streaming=True)
+        self._rules.hold(subscription_needs(start))
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
         limits, first = _cache_limits(start), decode_start(start)
         await turn.over()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from mq.broker.security.gate import Principal
 from mq.http2.status import Status
 
 
@@ -16,8 +17,17 @@ class Context(Protocol):
     with its status.
     """
 
+    # Set before the handler runs. Calls of a connection with the same metadata may share it.
+    caller: Principal
+
     def peer(self) -> str:
         """Address of the client."""
+
+    def header(self, name: str, /) -> str | None:
+        """A field of the request's metadata; the first one, if there are several."""
+
+    def certificate_names(self) -> Sequence[str]:
+        """The names in the certificate of the client, if it has shown one that is trusted."""
 
     def time_remaining(self) -> float | None:
         """Seconds that the client still waits; None: for ever."""

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 
@@ -172,9 +172,19 @@ class _Call:
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
         self._answer: asyncio.Future[bytes] | None = None
+        self.caller: Any = None
 
     def peer(self) -> str:
         return str(self._context.peer())
+
+    def header(self, name: str) -> str | None:
+        for key, value in self._context.invocation_metadata() or ():
+            if key == name and isinstance(value, str):
+                return value
+        return None
+
+    def certificate_names(self) -> Sequence[str]:
+        return ()
 
     def time_remaining(self) -> float | None:
         return cast("float | None", self._context.time_remaining())

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from mq.broker.leading import Leadership
-from mq.errors import FlowControl, MqError
+from mq.broker.security.gate import ANYBODY, EVERYBODY, Gate, LiveStream, Principal
+from mq.errors import FlowControl, MqError, Unauthenticated
 from mq.http2.calls import CallAborted, CallEnded
 from mq.rpc import limits, listeners, status
+from mq.rpc.access import LIVE, Rule, any_caller, open_to_all
 from mq.rpc.context import Context, StreamHandler, UnaryHandler, UnaryServe
 
 M = TypeVar("M", bound=Message)
 # However long a client is ready to wait.
 UNARY_S_MAX = 90.0
+# How long a follower waits for a change before it refuses a caller that it does not know.
+_NEWS_S = 1.0
 
 
 class Method(NamedTuple):
@@ -32,8 +36,10 @@ class Method(NamedTuple):
     # None: a stream, which reads its requests itself.
     request: type[Message] | None
     serve: Callable[..., Awaitable[Any]]
+    rule: Rule
     leader_only: bool
     begin: Callable[..., bool] | None = None
+    waits: bool = False
 
 
 # Called once, with the response or with what is wrong.
@@ -44,25 +50,35 @@ def unary(
     name: str,
     request: type[M],
     serve: Callable[[M, Context], Awaitable[Message | bytes]],
+    rule: Rule,
     *,
     leader_only: bool = True,
     begin: Callable[[bytes, Context, Answer], bool] | None = None,
+    waits: bool = False,
 ) -> Method:
     """`request` may be another message of the same wire format. With `leader_only`, a node that
     does not lead refuses the call with the address of the one that does, after the request was
-    found to be legal.
+    found to be legal, and before `rule` is asked: a follower may not have heard of the newest
+    users and policies.
 
     `begin` is asked first, on a node that leads: it gets the request as it came, the call, and a
     callback for the answer, and needs no task. It returns False for what it leaves to `serve`.
+
+    `waits`: it may wait long for messages, so `rule` is asked again before they go out.
     """
-    return Method(name, request, serve, leader_only, begin)
+    return Method(name, request, serve, rule, leader_only, begin, waits)
 
 
 def stream(
-    name: str, serve: Callable[[Context], Awaitable[None]], *, leader_only: bool = True
+    name: str,
+    serve: Callable[[Context], Awaitable[None]],
+    *,
+    leader_only: bool = True,
 ) -> Method:
-    """As `unary`; a node that does not lead refuses before it reads a request."""
-    return Method(name, None, serve, leader_only)
+    """As `unary`; a node that does not lead refuses before it reads a request. The stream checks
+    the resources of its requests itself.
+    """
+    return Method(name, None, serve, any_caller, leader_only)
 
 
 class _InFlight:
@@ -106,13 +122,14 @@ class Observer(Protocol):
 
 
 class Explainer(Protocol):
-    def __call__(self, error: MqError, /) -> MqError: ...
+    def __call__(self, error: MqError, caller: Principal, /) -> MqError: ...
 
 
 class Dispatcher(NamedTuple):
     """Makes handlers of methods, with what surrounds every call."""
 
     leadership: Leadership
+    gate: Gate
     observe: Observer
     # The error as it is told to the client.
     explained: Explainer
@@ -128,7 +145,66 @@ class Dispatcher(NamedTuple):
         served = self._unary(name, method, read, is_external=is_external)
         if method.begin is None:
             return served
-        return UnaryHandler(self._begun(name, method.begin, served.serve, is_external))
+        begin = self._checked_begin(method, read, method.begin)
+        return UnaryHandler(self._begun(name, begin, served.serve, is_external))
+
+    # -- callers ----------------------------------------------------------------------------------
+
+    def _caller(self, context: Context) -> Principal:
+        """Unauthenticated."""
+        caller = cast("Principal | None", context.caller)
+        if caller is None or not self.gate.is_current(caller):
+            caller = context.caller = self.gate.identify(
+                context.header("authorization"),
+                context.certificate_names(),
+                _address(context.peer()),
+            )
+        return caller
+
+    async def _known_caller(self, context: Context) -> Principal:
+        """As `_caller`; a follower waits for news of the leader first: it may not have heard of a
+        user or a key that was just made.
+        """
+        try:
+            return self._caller(context)
+        except Unauthenticated:
+            if self.leadership.is_serving or not await self.gate.changes_within(_NEWS_S):
+                raise
+        return self._caller(context)
+
+    def _checked_begin(
+        self, method: Method, read: limits.Reader[Message], begin: Callable[..., bool]
+    ) -> Callable[..., bool]:
+        rule = method.rule
+
+        def unchecked(data: bytes, context: Context, answer: Answer) -> bool:
+            context.caller = EVERYBODY
+            return begin(data, context, answer)
+
+        def checked(data: bytes, context: Context, answer: Answer) -> bool:
+            caller = self._caller(context)
+            if not caller.is_superuser:
+                rule(caller, read(data))
+            return begin(data, context, answer)
+
+        def checked_twice(data: bytes, context: Context, answer: Answer) -> bool:
+            caller = self._caller(context)
+
+            def answer_checked(response: bytes | BaseException) -> None:
+                if isinstance(response, bytes) and not self.gate.is_current(caller):
+                    try:
+                        rule(self._caller(context), read(data))
+                    except MqError as error:
+                        response = error
+                answer(response)
+
+            return checked(data, context, answer_checked)
+
+        if self.gate.is_off:
+            return unchecked
+        return checked_twice if method.waits else checked
+
+    # -- calls ------------------------------------------------------------------------------------
 
     def _begun(
         self,
@@ -137,7 +213,7 @@ class Dispatcher(NamedTuple):
         serve: UnaryServe,
         is_external: bool,  # noqa: FBT001
     ) -> UnaryServe:
-        leadership, observe, explained = self
+        leadership, _, observe, explained = self
         now_s = time.perf_counter
         in_flight = _InFlight(name)
 
@@ -156,7 +232,7 @@ class Dispatcher(NamedTuple):
                     # There is no receiver for an answer.
                     observe(name, now_s() - began_s, "CANCELLED")
                 else:
-                    refusal = refused(answer, began_s)
+                    refusal = refused(answer, began_s, context)
                     context.finish(refusal.code, refusal.text, refusal.metadata)
 
             try:
@@ -164,16 +240,16 @@ class Dispatcher(NamedTuple):
                 is_begun = begin(data, context, answer)
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
                 in_flight.remove(context)
-                raise refused(error, began_s) from None
+                raise refused(error, began_s, context) from None
             if is_begun:
                 return None
             in_flight.remove(context)
             return serve(data, context)
 
-        def refused(error: BaseException, began_s: float) -> CallAborted:
+        def refused(error: BaseException, began_s: float, context: Context) -> CallAborted:
             # Not in a task of its own: addresses in the refusal are those of this listener.
             token = listeners.IS_EXTERNAL.set(is_external)
-            known = explained(status.known_error(error))
+            known = explained(status.known_error(error), _told(context))
             observe(name, now_s() - began_s, known.code.name)
             refusal = status.aborted(known)
             listeners.IS_EXTERNAL.reset(token)
@@ -184,7 +260,8 @@ class Dispatcher(NamedTuple):
     def _unary(
         self, name: str, method: Method, read: limits.Reader[Message], *, is_external: bool
     ) -> UnaryHandler:
-        leadership, observe, explained = self
+        leadership, gate, observe, explained = self
+        is_open = gate.is_off or method.rule is open_to_all
 
         async def serve(data: bytes, context: Context) -> bytes:
             listeners.IS_EXTERNAL.set(is_external)
@@ -192,15 +269,24 @@ class Dispatcher(NamedTuple):
             code = "OK"
             try:
                 async with asyncio.timeout(UNARY_S_MAX):
+                    if is_open:
+                        context.caller = EVERYBODY if gate.is_off else ANYBODY
+                    elif not method.leader_only or leadership.term:
+                        await self._known_caller(context)
                     request = read(data)
                     if method.leader_only:
                         await leadership.settled()
+                    if not is_open:
+                        caller = self._caller(context)
+                        method.rule(caller, request)
                     response = await method.serve(request, context)
+                    if method.waits and not is_open and not gate.is_current(caller):
+                        method.rule(self._caller(context), request)
             except TimeoutError:
                 code = FlowControl.code.name
                 raise status.aborted(_late(name)) from None
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
-                known = explained(status.known_error(error))
+                known = explained(status.known_error(error), _told(context))
                 code = known.code.name
                 raise status.aborted(known) from None
             finally:
@@ -210,27 +296,58 @@ class Dispatcher(NamedTuple):
         return UnaryHandler(serve)
 
     def _stream(self, name: str, method: Method, *, is_external: bool) -> StreamHandler:
-        leadership, observe, explained = self
+        leadership, gate, observe, explained = self
 
         async def serve(context: Context) -> None:
             listeners.IS_EXTERNAL.set(is_external)
             began_s = time.perf_counter()
             code = "OK"
+            stream: LiveStream | None = None
+            ended: MqError | None = None
+            task = cast("asyncio.Task[None]", asyncio.current_task())
+
+            def end(error: MqError) -> None:
+                nonlocal ended
+                ended = error
+                task.cancel()
+
             try:
                 if method.leader_only:
                     await leadership.settled()
+                stream = gate.enter(await self._known_caller(context), end)
+                LIVE.set(stream)
                 await method.serve(context)
             except asyncio.CancelledError:
-                code = "CANCELLED"
-                raise
+                if ended is None:
+                    code = "CANCELLED"
+                    raise
+                task.uncancel()
+                code = ended.code.name
+                raise status.aborted(ended) from None
             except CallEnded:
                 # There is no receiver for a status.
                 code = "CANCELLED"
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
-                known = explained(status.known_error(error))
+                known = explained(status.known_error(error), _told(context))
                 code = known.code.name
                 raise status.aborted(known) from None
             finally:
+                if stream is not None:
+                    gate.leave(stream)
                 observe(name, time.perf_counter() - began_s, code)
 
         return StreamHandler(serve)
+
+
+def _told(context: Context) -> Principal:
+    """The caller as texts of errors know it: it may not be known yet."""
+    caller = cast("Principal | None", context.caller)
+    return ANYBODY if caller is None else caller
+
+
+def _address(peer: str) -> str:
+    """The IP address in a peer as gRPC writes it: ipv4:127.0.0.1:50000, ipv6:[::1]:50000, which
+    may be percent-encoded.
+    """
+    host = peer.partition(":")[2].rpartition(":")[0]
+    return host.replace("%5B", "").replace("%5D", "").strip("[]")

@@ -15,6 +15,7 @@ from mq.broker.broker import Broker
 from mq.broker.joined_sends import Placed
 from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.queue import Queue
+from mq.broker.security.gate import Principal
 from mq.broker.state.dedup import StoredAt
 from mq.errors import (
     IllegalDelay,
@@ -28,6 +29,7 @@ from mq.errors import (
 )
 from mq.hashing import text_hash
 from mq.rpc import limits
+from mq.rpc.access import Rules
 from mq.rpc.context import Context
 from mq.rpc.methods import Answer
 from mq.rpc.publish_stream import PublishStream, check_ack, outcome, stored_result
@@ -46,9 +48,10 @@ _read_send = limits.Reader(producer_pb2.SendRequest)
 
 
 class ProducerService:
-    def __init__(self, broker: Broker, broker_set: str) -> None:
+    def __init__(self, broker: Broker, broker_set: str, rules: Rules) -> None:
         self._broker = broker
         self._broker_set = broker_set
+        self._rules = rules
         config = broker.settings.config
         self._message_bytes_max = config.store.message_bytes_max
         self._timeout_s = config.broker.send_timeout_ms / 1000
@@ -151,7 +154,7 @@ class ProducerService:
         """
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._streams.add(task)
-        stream = PublishStream(self._broker, context)
+        stream = PublishStream(self._broker, self._rules, context)
         try:
             await stream.run()
             await stream.finish()
@@ -204,7 +207,7 @@ class ProducerService:
     ) -> producer_pb2.AtomicResponse:
         try:
             async with asyncio.timeout(self._timeout_s):
-                stored = await self._send_atomically(request)
+                stored = await self._send_atomically(request, context.caller)
         except TimeoutError:
             raise ReplicationTimeout(
                 "no majority of the broker set had it in time: it may become part of the log or "
@@ -212,9 +215,11 @@ class ProducerService:
             ) from None
         return producer_pb2.AtomicResponse(results=map(stored_result, stored))
 
-    async def _send_atomically(self, request: producer_pb2.RawAtomicRequest) -> list[StoredAt]:
+    async def _send_atomically(
+        self, request: producer_pb2.RawAtomicRequest, caller: Principal
+    ) -> list[StoredAt]:
         return await self._broker.atomic_sends.send(
-            await self._accepted(request.batches),
+            await self._accepted(request.batches, caller),
             request.group,
             request.member_id,
             await decode_positions(request.positions),
@@ -227,10 +232,12 @@ class ProducerService:
             ),
         )
 
-    async def _accepted(self, data: Iterable[bytes]) -> list[Batch]:
+    async def _accepted(self, data: Iterable[bytes], caller: Principal) -> list[Batch]:
         found, turn = [], TimeSlice()
         for one in data:
-            found.append(limits.accept_batch(one, self._message_bytes_max))
+            batch = limits.accept_batch(one, self._message_bytes_max)
+            self._rules.publish_to(caller, batch.topic)
+            found.append(batch)
             await turn.over()
         return found
 

@@ -20,6 +20,7 @@ from mq.broker.publishing import Slot
 from mq.broker.state.dedup import StoredAt
 from mq.errors import IllegalRequest, MqError, NotLeader
 from mq.rpc import framing, limits, status
+from mq.rpc.access import LIVE, Rules
 from mq.rpc.context import Context
 from mq.rpc.waiting import done_by
 from mq.wire.v1.producer_pb2 import (
@@ -68,8 +69,11 @@ class _Joined:
 
 
 class PublishStream:
-    def __init__(self, broker: Broker, context: Context) -> None:
+    def __init__(self, broker: Broker, rules: Rules, context: Context) -> None:
+        """On the task that serves the stream."""
         self._broker = broker
+        self._rules = rules
+        self._live = LIVE.get()
         self._context = context
         self._loop = asyncio.get_running_loop()
         config = broker.settings.config
@@ -140,6 +144,7 @@ class PublishStream:
             return False
         joined = _Joined(self, request.request_id)
         try:
+            self._rules.publish_to(self._live.principal, batch.topic)
             is_taken = self._broker.joined_sends.take(
                 batch.topic, batch.queue_id, batch.messages, len(data), joined
             )
@@ -169,6 +174,7 @@ class PublishStream:
     async def _submit(self, blob: memoryview, ack: int) -> _Outcome:
         try:
             batch = limits.accept_batch(blob, self._message_bytes_max)
+            self._rules.publish_to(self._live.principal, batch.topic)
             await self._broker.publisher.room(len(blob), self._timeout_s)
             return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
         except MqError as error:

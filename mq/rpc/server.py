@@ -8,6 +8,7 @@ from mq.admin.control import Control
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
 from mq.rpc import health, services
+from mq.rpc.access import Rules
 from mq.rpc.connections import ClientConnections
 from mq.rpc.context import Handlers, Listener
 from mq.rpc.grpcio import GrpcioListener
@@ -41,12 +42,13 @@ class RpcServer:
     ) -> None:
         self._broker = broker
         self._tls = tls
-        self._producer = ProducerService(broker, identity.broker_set)
-        self._services = services.table(broker, identity, control, self._producer)
+        rules = Rules(broker)
+        self._producer = ProducerService(broker, identity.broker_set, rules)
+        self._services = services.table(broker, identity, control, rules, self._producer)
         names = [one.descriptor.full_name for one in self._services]
         self._health = Health(names)
         self._reflection = Reflection([*names, health.NAME])
-        self._dispatcher = Dispatcher(broker.leadership, observe, broker.missing_topics.explained)
+        self._dispatcher = Dispatcher(broker.leadership, broker.gate, observe, rules.explained)
         self._listeners: list[Listener] = []
         self.connections = ClientConnections(connections_max, self._listeners)
 

@@ -1,7 +1,9 @@
 """The table of services: every method of the protocol, what serves it, and on which nodes.
 
-Most methods are served by the leader alone: `mq.rpc.methods` refuses the others before the service
-sees the call. Those with `leader_only=False` say below why they are.
+Each row has the rule that says what a caller of the method has to be allowed (`mq.rpc.access`).
+Streams check each of their requests. Most methods are served by the leader alone: `mq.rpc.methods`
+refuses the others before the service sees the call. Those with `leader_only=False` say below why
+they are.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from mq.access.policies import Action
 from mq.admin.control import Control
 from mq.broker.broker import Broker
+from mq.rpc.access import Rules, any_caller
 from mq.rpc.admin import AdminService
 from mq.rpc.cluster import ClusterService
 from mq.rpc.consumer import ConsumerService
@@ -29,124 +33,289 @@ class Service(NamedTuple):
 
 
 def table(
-    broker: Broker, identity: Identity, control: Control, producer: ProducerService
+    broker: Broker, identity: Identity, control: Control, rules: Rules, producer: ProducerService
 ) -> list[Service]:
     name = identity.broker_set
     return [
-        _producer(producer),
-        _transaction(TransactionService(broker, name)),
-        _consumer(ConsumerService(broker)),
-        _cluster(ClusterService(broker, identity)),
-        _admin(AdminService(broker, name, control)),
+        _producer(producer, rules),
+        _transaction(TransactionService(broker, name, rules), rules),
+        _consumer(ConsumerService(broker, rules), rules),
+        _cluster(ClusterService(broker, identity, rules), rules),
+        _admin(AdminService(broker, name, control, rules), rules),
     ]
 
 
-def _producer(serving: ProducerService) -> Service:
+def _producer(serving: ProducerService, rules: Rules) -> Service:
     pb = producer_pb2
     return Service(
         pb.DESCRIPTOR.services_by_name["ProducerService"],
         [
-            unary("Send", pb.SendRequest, serving.send, begin=serving.begin_send),
+            unary("Send", pb.SendRequest, serving.send, rules.publish, begin=serving.begin_send),
             stream("Publish", serving.publish),
-            unary("Recall", pb.RecallRequest, serving.recall),
+            unary("Recall", pb.RecallRequest, serving.recall, rules.topic(Action.PUBLISH)),
             # Batches are read as the bytes they are.
-            unary("SendAtomically", pb.RawAtomicRequest, serving.send_atomically),
+            unary(
+                "SendAtomically",
+                pb.RawAtomicRequest,
+                serving.send_atomically,
+                rules.send_atomically,
+            ),
         ],
     )
 
 
-def _transaction(serving: TransactionService) -> Service:
+def _transaction(serving: TransactionService, rules: Rules) -> Service:
     pb = transaction_pb2
     return Service(
         pb.DESCRIPTOR.services_by_name["TransactionService"],
         [
             stream("Transact", serving.transact),
-            unary("EndTransaction", pb.EndTransactionRequest, serving.end_transaction),
+            unary(
+                "EndTransaction",
+                pb.EndTransactionRequest,
+                serving.end_transaction,
+                rules.transaction(Action.PUBLISH),
+            ),
         ],
     )
 
 
-def _consumer(serving: ConsumerService) -> Service:
+def _consumer(serving: ConsumerService, rules: Rules) -> Service:
     pb = consumer_pb2
     return Service(
         pb.DESCRIPTOR.services_by_name["ConsumerService"],
         [
             # A follower serves a pull that allows any replica.
-            unary("Pull", pb.PullRequest, serving.pull, leader_only=False),
+            unary(
+                "Pull",
+                pb.PullRequest,
+                serving.pull,
+                rules.topic(Action.CONSUME),
+                leader_only=False,
+                waits=True,
+            ),
             stream("Subscribe", serving.subscribe),
-            unary("Join", pb.JoinRequest, serving.join),
-            unary("Heartbeat", pb.HeartbeatRequest, serving.heartbeat),
-            unary("Leave", pb.LeaveRequest, serving.leave),
+            unary("Join", pb.JoinRequest, serving.join, rules.consume_all),
+            unary("Heartbeat", pb.HeartbeatRequest, serving.heartbeat, rules.group(Action.CONSUME)),
+            unary("Leave", pb.LeaveRequest, serving.leave, rules.group(Action.CONSUME)),
             unary(
                 "CommitOffsets",
                 pb.CommitOffsetsRequest,
                 serving.commit_offsets,
+                rules.group(Action.CONSUME),
                 begin=serving.begin_commit_offsets,
             ),
-            unary("QueryOffsets", pb.QueryOffsetsRequest, serving.query_offsets),
-            unary("FindOffsets", pb.FindOffsetsRequest, serving.find_offsets),
-            unary("Retry", pb.RetryRequest, serving.retry),
-            unary("Receive", pb.ReceiveRequest, serving.receive, begin=serving.begin_receive),
-            unary("Ack", pb.AckRequest, serving.ack, begin=serving.begin_ack),
-            unary("Nack", pb.NackRequest, serving.nack, begin=serving.begin_nack),
+            unary(
+                "QueryOffsets",
+                pb.QueryOffsetsRequest,
+                serving.query_offsets,
+                rules.group(Action.DESCRIBE),
+            ),
+            unary(
+                "FindOffsets",
+                pb.FindOffsetsRequest,
+                serving.find_offsets,
+                rules.topic(Action.DESCRIBE),
+            ),
+            unary("Retry", pb.RetryRequest, serving.retry, rules.retry),
+            unary(
+                "Receive",
+                pb.ReceiveRequest,
+                serving.receive,
+                rules.receive,
+                begin=serving.begin_receive,
+                waits=True,
+            ),
+            unary(
+                "Ack",
+                pb.AckRequest,
+                serving.ack,
+                rules.group(Action.CONSUME),
+                begin=serving.begin_ack,
+            ),
+            unary(
+                "Nack",
+                pb.NackRequest,
+                serving.nack,
+                rules.group(Action.CONSUME),
+                begin=serving.begin_nack,
+            ),
             unary(
                 "ChangeInvisible",
                 pb.ChangeInvisibleRequest,
                 serving.change_invisible,
+                rules.group(Action.CONSUME),
                 begin=serving.begin_change_invisible,
             ),
         ],
     )
 
 
-def _cluster(serving: ClusterService) -> Service:
+def _cluster(serving: ClusterService, rules: Rules) -> Service:
     pb = cluster_pb2
     return Service(
         pb.DESCRIPTOR.services_by_name["ClusterService"],
         [
             # How clients and other sets find the leader.
-            unary("Route", pb.RouteRequest, serving.route, leader_only=False),
-            unary("Greet", pb.GreetRequest, serving.greet, leader_only=False),
+            unary("Route", pb.RouteRequest, serving.route, rules.route, leader_only=False),
+            unary(
+                "Greet",
+                pb.GreetRequest,
+                serving.greet,
+                rules.cluster(Action.ALTER, "sets"),
+                leader_only=False,
+            ),
         ],
     )
 
 
-def _admin(serving: AdminService) -> Service:
+def _admin(serving: AdminService, rules: Rules) -> Service:
     pb = admin_pb2
     return Service(
         pb.DESCRIPTOR.services_by_name["AdminService"],
         [
-            unary("CreateTopic", pb.CreateTopicRequest, serving.create_topic),
-            unary("AlterTopic", pb.AlterTopicRequest, serving.alter_topic),
-            unary("DeleteTopic", pb.DeleteTopicRequest, serving.delete_topic),
-            unary("ListTopics", pb.ListTopicsRequest, serving.list_topics),
-            unary("DescribeTopic", pb.DescribeTopicRequest, serving.describe_topic),
-            unary("ListGroups", pb.ListGroupsRequest, serving.list_groups),
-            unary("DescribeGroup", pb.DescribeGroupRequest, serving.describe_group),
-            unary("ResetOffsets", pb.ResetOffsetsRequest, serving.reset_offsets),
-            unary("DeleteGroup", pb.DeleteGroupRequest, serving.delete_group),
-            unary("AlterGroup", pb.AlterGroupRequest, serving.alter_group),
-            unary("ListTransactions", pb.ListTransactionsRequest, serving.list_transactions),
+            unary(
+                "CreateTopic",
+                pb.CreateTopicRequest,
+                serving.create_topic,
+                rules.topic(Action.CREATE),
+            ),
+            unary(
+                "AlterTopic", pb.AlterTopicRequest, serving.alter_topic, rules.topic(Action.ALTER)
+            ),
+            unary(
+                "DeleteTopic",
+                pb.DeleteTopicRequest,
+                serving.delete_topic,
+                rules.topic(Action.DELETE),
+            ),
+            unary("ListTopics", pb.ListTopicsRequest, serving.list_topics, any_caller),
+            unary(
+                "DescribeTopic",
+                pb.DescribeTopicRequest,
+                serving.describe_topic,
+                rules.topic(Action.DESCRIBE),
+            ),
+            unary("ListGroups", pb.ListGroupsRequest, serving.list_groups, any_caller),
+            unary(
+                "DescribeGroup",
+                pb.DescribeGroupRequest,
+                serving.describe_group,
+                rules.group(Action.DESCRIBE),
+            ),
+            unary(
+                "ResetOffsets", pb.ResetOffsetsRequest, serving.reset_offsets, rules.reset_offsets
+            ),
+            unary(
+                "DeleteGroup",
+                pb.DeleteGroupRequest,
+                serving.delete_group,
+                rules.group(Action.DELETE),
+            ),
+            unary(
+                "AlterGroup", pb.AlterGroupRequest, serving.alter_group, rules.group(Action.ALTER)
+            ),
+            unary(
+                "ListTransactions",
+                pb.ListTransactionsRequest,
+                serving.list_transactions,
+                any_caller,
+            ),
             unary(
                 "CheckTransactionNow",
                 pb.CheckTransactionNowRequest,
                 serving.check_transaction_now,
+                rules.transaction(Action.ALTER),
             ),
-            unary("ListDeadLetters", pb.ListDeadLettersRequest, serving.list_dead_letters),
-            unary("ResendDeadLetters", pb.ResendDeadLettersRequest, serving.resend_dead_letters),
-            unary("PurgeDeadLetters", pb.PurgeDeadLettersRequest, serving.purge_dead_letters),
-            unary("GetMessage", pb.GetMessageRequest, serving.get_message),
-            unary("QueryMessages", pb.QueryMessagesRequest, serving.query_messages),
-            unary("BrowseMessages", pb.BrowseMessagesRequest, serving.browse_messages),
-            unary("AddMember", pb.AddMemberRequest, serving.add_member),
-            unary("RemoveMember", pb.RemoveMemberRequest, serving.remove_member),
-            unary("TransferLeadership", pb.TransferLeadershipRequest, serving.transfer_leadership),
-            unary("AddBrokerSet", pb.AddBrokerSetRequest, serving.add_broker_set),
-            unary("RemoveBrokerSet", pb.RemoveBrokerSetRequest, serving.remove_broker_set),
+            unary(
+                "ListDeadLetters",
+                pb.ListDeadLettersRequest,
+                serving.list_dead_letters,
+                rules.dead_letters,
+            ),
+            unary(
+                "ResendDeadLetters",
+                pb.ResendDeadLettersRequest,
+                serving.resend_dead_letters,
+                rules.group(Action.CONSUME, Action.ALTER),
+            ),
+            unary(
+                "PurgeDeadLetters",
+                pb.PurgeDeadLettersRequest,
+                serving.purge_dead_letters,
+                rules.group(Action.CONSUME, Action.ALTER),
+            ),
+            unary("GetMessage", pb.GetMessageRequest, serving.get_message, any_caller),
+            unary(
+                "QueryMessages",
+                pb.QueryMessagesRequest,
+                serving.query_messages,
+                rules.topic(Action.CONSUME),
+            ),
+            unary(
+                "BrowseMessages",
+                pb.BrowseMessagesRequest,
+                serving.browse_messages,
+                rules.topic(Action.CONSUME),
+            ),
+            unary(
+                "AddMember",
+                pb.AddMemberRequest,
+                serving.add_member,
+                rules.cluster(Action.ALTER, "members"),
+            ),
+            unary(
+                "RemoveMember",
+                pb.RemoveMemberRequest,
+                serving.remove_member,
+                rules.cluster(Action.ALTER, "members"),
+            ),
+            unary(
+                "TransferLeadership",
+                pb.TransferLeadershipRequest,
+                serving.transfer_leadership,
+                rules.cluster(Action.ALTER, "members"),
+            ),
+            unary(
+                "AddBrokerSet",
+                pb.AddBrokerSetRequest,
+                serving.add_broker_set,
+                rules.cluster(Action.ALTER, "sets"),
+            ),
+            unary(
+                "RemoveBrokerSet",
+                pb.RemoveBrokerSetRequest,
+                serving.remove_broker_set,
+                rules.cluster(Action.ALTER, "sets"),
+            ),
             # About the node that is asked: its log, its state, its options.
-            unary("ReadLog", pb.ReadLogRequest, serving.read_log, leader_only=False),
-            unary("BrokerStatus", pb.BrokerStatusRequest, serving.broker_status, leader_only=False),
-            unary("GetConfig", pb.GetConfigRequest, serving.get_config, leader_only=False),
-            unary("SetConfig", pb.SetConfigRequest, serving.set_config, leader_only=False),
+            unary(
+                "ReadLog",
+                pb.ReadLogRequest,
+                serving.read_log,
+                rules.superuser("log"),
+                leader_only=False,
+            ),
+            unary(
+                "BrokerStatus",
+                pb.BrokerStatusRequest,
+                serving.broker_status,
+                rules.cluster(Action.DESCRIBE, "status"),
+                leader_only=False,
+            ),
+            unary(
+                "GetConfig",
+                pb.GetConfigRequest,
+                serving.get_config,
+                rules.cluster(Action.DESCRIBE, "config"),
+                leader_only=False,
+            ),
+            unary(
+                "SetConfig",
+                pb.SetConfigRequest,
+                serving.set_config,
+                rules.cluster(Action.ALTER, "config"),
+                leader_only=False,
+            ),
         ],
     )

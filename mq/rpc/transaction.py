@@ -16,6 +16,7 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from mq import names
+from mq.access.policies import Action
 from mq.broker import held
 from mq.broker.broker import Broker
 from mq.broker.long_work import TimeSlice, in_turns
@@ -32,6 +33,7 @@ from mq.errors import (
     TransactionNotFound,
 )
 from mq.rpc import framing, limits, status
+from mq.rpc.access import LIVE, Rules
 from mq.rpc.context import Context
 from mq.rpc.waiting import Pending, Timeouts
 from mq.store.batch import Batch
@@ -49,9 +51,9 @@ _Place: TypeAlias = StoredAt | None
 
 
 class TransactionService:
-    def __init__(self, broker: Broker, broker_set: str) -> None:
+    def __init__(self, broker: Broker, broker_set: str, rules: Rules) -> None:
         self._transacting = broker.transacting
-        self._calls = _Calls(broker, broker_set)
+        self._calls = _Calls(broker, broker_set, rules)
 
     async def end_transaction(
         self, request: pb.EndTransactionRequest, context: Context
@@ -79,9 +81,10 @@ class TransactionService:
 class _Calls:
     """Calls of the broker, from and to the wire: for both methods, and for every stream."""
 
-    def __init__(self, broker: Broker, broker_set: str) -> None:
+    def __init__(self, broker: Broker, broker_set: str, rules: Rules) -> None:
         self._broker = broker
         self._broker_set = broker_set
+        self.rules = rules
         config = broker.settings.config
         self._timeout_s = config.broker.send_timeout_ms / 1000
         self._timeouts = Timeouts(self._timeout_s)
@@ -177,6 +180,7 @@ class _Stream:
         self, calls: _Calls, respondent: Respondent, context: Context, *, reads_more: bool
     ) -> None:
         self._calls = calls
+        self._live = LIVE.get()
         self._respondent = respondent
         self._context = context
         self._reads_more = reads_more
@@ -248,7 +252,11 @@ class _Stream:
         that cannot read that must lose this question only.
         """
         while True:
-            question = self._calls.question(await self._respondent.next())
+            asked = await self._respondent.next()
+            # A half message is shown to those alone who could have sent it, whatever group they
+            # say they are of.
+            self._calls.rules.publish_to(self._live.principal, asked.transaction.topic)
+            question = self._calls.question(asked)
             async with self._writing:
                 await self._context.write(question)
 
@@ -330,13 +338,16 @@ class _Stream:
             raise IllegalRequest("only the first message of the stream is `start`")
         end = None if kind == "half" else pb.EndTransactionRequest.FromString(bytes(content))
         self._taken += 1
-        group = self._respondent.group
+        group, rules, caller = self._respondent.group, self._calls.rules, self._live.principal
         try:
             if end is None:
                 batch = self._calls.accept_half(content, group)
+                rules.publish_to(caller, batch.topic)
                 if not self._calls.begin_half(batch, self._half_teller(request_id)):
                     return batch
-            elif kind == "end":
+                return None
+            rules.check_transaction(caller, Action.PUBLISH, end.transaction_id)
+            if kind == "end":
                 tell = functools.partial(self._end_told, request_id)
                 self._calls.begin_end(end, group, tell)
             elif end.resolution == pb.RESOLUTION_UNKNOWN:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mq.broker.directory import Directory
 from mq.errors import IllegalRequest
 from mq.rpc import greeting, methods
+from mq.rpc.access import any_caller
 from mq.rpc.greeting import Greeter
 from mq.rpc.http2 import Http2Listener
 from mq.rpc.tls import plain_channel
@@ -32,8 +33,11 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     async def greet(request: GreetRequest, _: object) -> GreetResponse | bytes:
         return await answer(request)
 
-    dispatcher = methods.Dispatcher(Node().broker.leadership, lambda *_: None, lambda error: error)
-    method = methods.unary("Greet", GreetRequest, greet, leader_only=False)
+    broker = Node().broker
+    dispatcher = methods.Dispatcher(
+        broker.leadership, broker.gate, lambda *_: None, lambda error, _: error
+    )
+    method = methods.unary("Greet", GreetRequest, greet, any_caller, leader_only=False)
     handlers = {"/mq.v1.ClusterService/Greet": dispatcher.handler("ClusterService", method)}
     server = Http2Listener(handlers, 1 << 20, 100)
     bound = server.bind("127.0.0.1", port)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from google.protobuf.message import Message as WireMessage
+
 from mq.broker.retry.origins import opened
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
@@ -122,7 +124,7 @@ def _difference(one: Picture, other: Picture) -> str:
 
 def _part(state: State, name: str) -> str:
     encoded = getattr(state, name).encode()
-    return repr(encoded if isinstance(encoded, bytes) else list(encoded))
+    return repr(encoded if isinstance(encoded, bytes | WireMessage) else list(encoded))
 
 
 def _rebuilt(process: Process) -> Picture:

@@ -32,6 +32,7 @@ from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
+from mq.wire.v1.state_pb2 import ChangeAccess, Command
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.stores import open_store, roll, small_config
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from mq.broker.state.dedup import StoredAt
     from mq.config import StoreConfig
     from mq.store.store import Store
+    from mq.wire.v1.security_pb2 import AccessChange
 
     Done = Callable[[MqError | None], None]
 
@@ -148,9 +150,10 @@ class Node:
         *,
         store: StoreConfig = STORE,
         now_ms: int = 1_000_000,
+        auth: str = "off",
         **options: Any,
     ) -> None:
-        """`options` are those of the section `broker`."""
+        """`options` are those of the section `broker`, `auth` is `auth.mode`."""
         self.now_ms = now_ms
         self.vfs = vfs or FaultyVfs()
         state = State()
@@ -161,7 +164,8 @@ class Node:
         self.consensus = MemoryConsensus(self.store, lambda: self.now_ms)
         config = Config()
         section = msgspec.structs.replace(config.broker, **options)
-        self.settings = BrokerSettings(msgspec.structs.replace(config, broker=section))
+        mode = msgspec.structs.replace(config.auth, mode=auth)
+        self.settings = BrokerSettings(msgspec.structs.replace(config, broker=section, auth=mode))
         self.broker = Broker(
             self.settings,
             self.machine,
@@ -185,6 +189,11 @@ class Node:
     async def _until_durable(self, log_offset: int) -> None:
         self.store.log.sync()
         assert self.store.log.end_offset >= log_offset
+
+    async def change_access(self, *changes: AccessChange) -> None:
+        """As an administrator has decided it."""
+        command = Command(change_access=ChangeAccess(changes=changes))
+        await self.broker.writer.write(command)
 
     async def topic(self, name: str, queues: int = 4) -> str:
         await self.broker.catalog.create(name, queues, 0)

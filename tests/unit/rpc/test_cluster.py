@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mq.broker.security.gate import EVERYBODY
 from mq.errors import NotLeader
+from mq.rpc.access import Rules
 from mq.rpc.cluster import ClusterService
 from mq.store.identity import Identity
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
@@ -14,8 +17,8 @@ from tests.support.consensus import Node, on_loop
 
 
 async def route(node: Node, *topics: str) -> RouteResponse:
-    context: Any = None
-    service = ClusterService(node.broker, Identity("mq", "a", "node-0"))
+    context: Any = SimpleNamespace(caller=EVERYBODY)
+    service = ClusterService(node.broker, Identity("mq", "a", "node-0"), Rules(node.broker))
     return await service.route(RouteRequest(topics=topics), context)
 
 

@@ -14,6 +14,7 @@ from mq.errors import IllegalTopic, MqError
 from mq.http2.calls import CallAborted
 from mq.http2.status import Status
 from mq.rpc import methods, services
+from mq.rpc.access import Rules, any_caller
 from mq.rpc.context import StreamHandler, UnaryHandler
 from mq.rpc.methods import Answer, Dispatcher, Method, stream, unary
 from mq.rpc.producer import ProducerService
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import MethodDescriptor
 
+    from mq.broker.security.gate import Principal
     from mq.rpc.context import Context
 
 FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
@@ -35,8 +37,10 @@ FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
 
 def table(node: Node) -> list[services.Service]:
     control = Control(node.broker, cast("Any", None), cast("Any", None))
-    producer = ProducerService(node.broker, "set-0")
-    return services.table(node.broker, Identity("mq", "set-0", "node-0"), control, producer)
+    rules = Rules(node.broker)
+    producer = ProducerService(node.broker, "set-0", rules)
+    identity = Identity("mq", "set-0", "node-0")
+    return services.table(node.broker, identity, control, rules, producer)
 
 
 def fields(message: Any) -> set[tuple[str, int]]:
@@ -76,12 +80,12 @@ async def called(method: Method, data: bytes = b"") -> tuple[str, list[str]]:
         assert seconds >= 0
         observed.append(f"{method} {code}")
 
-    def explained(error: MqError) -> MqError:
+    def explained(error: MqError, _: object) -> MqError:
         return error
 
-    dispatcher = Dispatcher(node.broker.leadership, observe, explained)
+    dispatcher = Dispatcher(node.broker.leadership, node.broker.gate, observe, explained)
     handler = dispatcher.handler("S", method)
-    context = cast("Context", None)
+    context = cast("Context", FakeCall())
     try:
         if isinstance(handler, StreamHandler):
             await handler.serve(context)
@@ -107,21 +111,27 @@ async def reach(*_: object) -> Any:
 
 @on_loop
 async def test_only_the_leader_serves_what_is_for_the_leader() -> None:
-    assert await called(unary("M", LeaveRequest, reach)) == ("NOT_LEADER", ["S/M NOT_LEADER"])
+    assert await called(unary("M", LeaveRequest, reach, any_caller)) == (
+        "NOT_LEADER",
+        ["S/M NOT_LEADER"],
+    )
     assert await called(stream("M", reach)) == ("NOT_LEADER", ["S/M NOT_LEADER"])
 
 
 @on_loop
 async def test_any_node_serves_the_rest_and_errors_are_typed() -> None:
-    assert await called(unary("M", LeaveRequest, leave, leader_only=False)) == ("b''", ["S/M OK"])
-    assert await called(unary("M", LeaveRequest, fail, leader_only=False)) == (
+    assert await called(unary("M", LeaveRequest, leave, any_caller, leader_only=False)) == (
+        "b''",
+        ["S/M OK"],
+    )
+    assert await called(unary("M", LeaveRequest, fail, any_caller, leader_only=False)) == (
         *("ILLEGAL_TOPIC", ["S/M ILLEGAL_TOPIC"]),
     )
 
 
 @on_loop
 async def test_malformed_requests_are_refused_before_leadership_is_checked() -> None:
-    method = unary("M", JoinRequest, reach)
+    method = unary("M", JoinRequest, reach, any_caller)
     assert await called(method, b"\xff\xff") == ("ILLEGAL_REQUEST", ["S/M ILLEGAL_REQUEST"])
 
 
@@ -129,6 +139,7 @@ class FakeCall:
     """What a method that answers by callback does to its call."""
 
     def __init__(self) -> None:
+        self.caller: Principal | None = None
         self.ended: asyncio.Future[bytes | Status] = asyncio.get_running_loop().create_future()
 
     def reply(self, message: bytes) -> None:
@@ -141,10 +152,14 @@ class FakeCall:
 def begun(begin: Callable[..., bool]) -> tuple[asyncio.Future[bytes | Status], list[str]]:
     """Of a call on a node that leads: its end, and what is observed."""
     observed: list[str] = []
+    broker = Node().broker
     dispatcher = Dispatcher(
-        Node().broker.leadership, lambda *one: observed.append(one[2]), lambda error: error
+        broker.leadership,
+        broker.gate,
+        lambda *one: observed.append(one[2]),
+        lambda error, _: error,
     )
-    handler = dispatcher.handler("S", unary("M", LeaveRequest, reach, begin=begin))
+    handler = dispatcher.handler("S", unary("M", LeaveRequest, reach, any_caller, begin=begin))
     assert isinstance(handler, UnaryHandler)
     call = FakeCall()
     assert handler.serve(b"x", cast("Context", call)) is None

@@ -9,9 +9,11 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from mq.broker import long_work
+from mq.broker.security.gate import EVERYBODY, LiveStream
 from mq.broker.transaction.questions import Question
 from mq.errors import IllegalRequest, NotLeader
 from mq.http2.calls import CallEnded
+from mq.rpc.access import LIVE, Rules
 from mq.rpc.transaction import TransactionService
 from mq.wire.v1.message_pb2 import Batch, Half, Message
 from mq.wire.v1.status_pb2 import Code
@@ -87,7 +89,8 @@ class Scene:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.call = Call()
-        self.service = TransactionService(node.broker, "set-0")
+        self.service = TransactionService(node.broker, "set-0", Rules(node.broker))
+        LIVE.set(LiveStream(EVERYBODY, lambda _: None))
         self.serving = asyncio.ensure_future(self.service.transact(cast("Context", self.call)))
 
     @classmethod

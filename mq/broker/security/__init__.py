@@ -1,0 +1,1 @@
+"""Identities, what they may do and how much: decided over the replicated state."""

@@ -1,0 +1,238 @@
+"""The gate: who is known, what is refused, and which streams end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mq.access import keys
+from mq.access.policies import Action, group_resource, topic_resource
+from mq.broker.security.gate import EVERYBODY, Denial, Gate, LiveStream, Principal
+from mq.broker.state.access import Access
+from mq.errors import MqError, PermissionDenied, Unauthenticated
+from mq.wire.v1.security_pb2 import (
+    API_KEY,
+    PASSWORD,
+    AccessChange,
+    AccessPolicy,
+    Credential,
+    User,
+)
+
+if TYPE_CHECKING:
+    from mq.access.keys import ApiKey
+
+HERE = "127.0.0.1"
+ORDERS = topic_resource("orders")
+
+
+class Scene:
+    """A gate over users that the test makes, with its own time."""
+
+    def __init__(self, mode: str = "required") -> None:
+        self.now_ms = 1_000
+        self.access = Access()
+        self.told: list[Denial] = []
+        self.gate = Gate(self.access, mode, lambda: self.now_ms, self.told.append)
+
+    def change(self, **change: Any) -> None:
+        self.access.change([AccessChange(**change)])
+        self.gate.on_change()
+
+    def user(self, name: str, *lines: str, **fields: Any) -> None:
+        self.change(put_user=User(name=name, **fields))
+        for line in lines:
+            self.change(put_policy=AccessPolicy(subject=f"user:{name}", line=line))
+
+    def key(self, user: str, expires_at_ms: int = 0) -> ApiKey:
+        key = keys.new()
+        self.change(
+            put_credential=Credential(
+                id=key.id,
+                user=user,
+                type=API_KEY,
+                proof=keys.digest(key.secret),
+                expires_at_ms=expires_at_ms,
+            )
+        )
+        return key
+
+    def caller(self, key: ApiKey) -> Principal:
+        return self.gate.identify(f"Bearer {key.text}", (), HERE)
+
+    def stream(self, key: ApiKey) -> tuple[LiveStream, list[MqError]]:
+        ended: list[MqError] = []
+        return self.gate.enter(self.caller(key), ended.append), ended
+
+
+@pytest.fixture
+def scene() -> Scene:
+    scene = Scene()
+    scene.user("alice", "allow publish topic orders")
+    return scene
+
+
+def test_a_key_is_the_user_that_it_was_made_for(scene: Scene) -> None:
+    key = scene.key("alice")
+    caller = scene.caller(key)
+    assert (caller.user, caller.credential, caller.address) == ("alice", key.id, HERE)
+    assert scene.caller(key) is caller  # decided once
+    assert key.secret not in repr(caller)
+
+
+def test_a_key_that_proves_nothing_is_refused_with_one_text_for_all_reasons(scene: Scene) -> None:
+    key, expired = scene.key("alice"), scene.key("alice", expires_at_ms=999)
+    wrong = keys.ApiKey(key.id, keys.new().secret)
+    scene.user("bob", is_disabled=True)
+    for one in (wrong, expired, keys.new(), scene.key("bob")):
+        with pytest.raises(Unauthenticated, match="is not known, has expired, was revoked") as told:
+            scene.caller(one)
+        assert one.secret not in str(told.value)
+    assert [one.need for one in scene.told] == [None] * 4
+
+
+@pytest.mark.parametrize("text", ["", "Basic x", "mqk_x", "Bearer ", "Bearer x"])
+def test_an_authorization_of_another_form_is_refused(scene: Scene, text: str) -> None:
+    with pytest.raises(Unauthenticated, match="not of the form"):
+        scene.gate.identify(text, (), HERE)
+
+
+def test_a_password_is_no_key(scene: Scene) -> None:
+    key = keys.new()
+    proof = keys.digest(key.secret)
+    scene.change(put_credential=Credential(id=key.id, user="alice", type=PASSWORD, proof=proof))
+    with pytest.raises(Unauthenticated):
+        scene.caller(key)
+
+
+def test_a_certificate_is_the_user_of_exactly_its_name(scene: Scene) -> None:
+    assert scene.gate.identify(None, ("other", "alice"), HERE).user == "alice"
+    for names in [("alice.example",), ("ALICE",), ()]:
+        with pytest.raises(Unauthenticated):
+            scene.gate.identify(None, names, HERE)
+
+
+def test_what_no_policy_allows_is_denied_and_told(scene: Scene) -> None:
+    caller = scene.caller(scene.key("alice"))
+    scene.gate.check(caller, Action.PUBLISH, ORDERS)
+    with pytest.raises(PermissionDenied, match="no policy allows user alice to consume topic"):
+        scene.gate.check(caller, Action.CONSUME, ORDERS)
+    scene.user("alice", "deny publish topic or*")
+    with pytest.raises(PermissionDenied, match=r"user:alice has deny publish topic or\*"):
+        scene.gate.check(scene.caller(scene.key("alice")), Action.PUBLISH, ORDERS)
+    assert [one.is_enforced for one in scene.told] == [True, True]
+
+
+def test_a_first_message_needs_to_be_allowed_to_create_the_topic(scene: Scene) -> None:
+    caller = scene.caller(scene.key("alice"))
+    with pytest.raises(PermissionDenied, match="to create topic orders"):
+        scene.gate.check_publish(caller, "orders", is_new=True)
+    scene.gate.check_publish(caller, "orders", is_new=False)
+    assert caller.publishes == {"orders"}
+
+
+def test_a_superuser_may_do_everything(scene: Scene) -> None:
+    scene.user("root", roles=["superuser"])
+    caller = scene.caller(scene.key("root"))
+    scene.gate.check(caller, Action.DELETE, topic_resource("%SYS%AUDIT"))
+    scene.gate.check_superuser(caller, "log")
+    with pytest.raises(PermissionDenied, match="is for superusers"):
+        scene.gate.check_superuser(scene.caller(scene.key("alice")), "log")
+
+
+def test_a_role_brings_its_policies(scene: Scene) -> None:
+    scene.user("carol", roles=["reader"])
+    scene.change(put_policy=AccessPolicy(subject="role:reader", line="allow consume topic *"))
+    scene.gate.check(scene.caller(scene.key("carol")), Action.CONSUME, ORDERS)
+
+
+def test_while_it_observes_nothing_is_refused_and_everything_told() -> None:
+    scene = Scene("observe")
+    scene.user("alice")
+    anonymous = scene.gate.identify(None, (), HERE)
+    assert anonymous.user == ""
+    scene.gate.check(anonymous, Action.PUBLISH, ORDERS)
+    scene.gate.check(scene.caller(scene.key("alice")), Action.PUBLISH, ORDERS)
+    assert [(one.principal.user, one.is_enforced) for one in scene.told] == [
+        ("", False),
+        ("", False),
+        ("alice", False),
+    ]
+    assert scene.gate.may(anonymous, Action.DESCRIBE, ORDERS)
+
+
+def test_while_it_is_off_everybody_may_do_everything() -> None:
+    scene = Scene("off")
+    caller = scene.gate.identify("Bearer nonsense", (), HERE)
+    assert caller is EVERYBODY
+    scene.gate.check(caller, Action.DELETE, ORDERS)
+    assert scene.told == []
+
+
+def test_a_revoked_key_ends_its_streams_and_no_others(scene: Scene) -> None:
+    key, other = scene.key("alice"), scene.key("alice")
+    _, ended = scene.stream(key)
+    _, going_on = scene.stream(other)
+    scene.change(drop_credential=key.id)
+    [error] = ended
+    assert isinstance(error, Unauthenticated)
+    assert "was revoked" in str(error)
+    assert going_on == []
+    with pytest.raises(Unauthenticated):
+        scene.caller(key)
+
+
+def test_a_disabled_or_dropped_user_ends_its_streams(scene: Scene) -> None:
+    scene.user("bob")
+    _, of_alice = scene.stream(scene.key("alice"))
+    _, of_bob = scene.stream(scene.key("bob"))
+    scene.user("alice", is_disabled=True)
+    scene.change(drop_user="bob")
+    assert [type(one) for one in (*of_alice, *of_bob)] == [Unauthenticated, Unauthenticated]
+
+
+def test_a_key_that_was_replaced_under_its_id_ends_the_streams_of_the_old_one(
+    scene: Scene,
+) -> None:
+    key = scene.key("alice")
+    _, ended = scene.stream(key)
+    new = keys.digest(keys.new().secret)
+    scene.change(put_credential=Credential(id=key.id, user="alice", type=API_KEY, proof=new))
+    assert len(ended) == 1
+
+
+def test_a_stream_that_may_not_go_on_ends(scene: Scene) -> None:
+    stream, ended = scene.stream(scene.key("alice"))
+    stream.needs.append((Action.PUBLISH, ORDERS))
+    scene.user("alice", "allow consume group *")
+    assert ended == []
+    assert scene.gate.ruling(stream.principal, Action.CONSUME, group_resource("g")).is_allowed
+    scene.user("alice", "deny publish topic orders")
+    assert isinstance(ended[0], PermissionDenied)
+
+
+def test_a_stream_ends_when_its_key_expires(scene: Scene) -> None:
+    _, ended = scene.stream(scene.key("alice", expires_at_ms=2_000))
+    scene.now_ms = 1_999
+    scene.gate.tick()
+    assert ended == []
+    scene.now_ms = 2_000
+    scene.gate.tick()
+    scene.gate.tick()
+    assert [type(one) for one in ended] == [Unauthenticated]
+
+
+def test_a_stream_that_has_ended_is_not_ended_again(scene: Scene) -> None:
+    key = scene.key("alice")
+    stream, ended = scene.stream(key)
+    scene.gate.leave(stream)
+    scene.change(drop_credential=key.id)
+    assert ended == []
+
+
+def test_names_that_callers_choose_do_not_fill_the_memory(scene: Scene) -> None:
+    caller = scene.caller(scene.key("alice"))
+    for number in range(10_000):
+        scene.gate.may(caller, Action.PUBLISH, topic_resource(f"t{number}"))
+    assert len(caller._rulings) <= 4_096

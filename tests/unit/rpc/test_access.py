@@ -1,0 +1,318 @@
+"""Every method of every service, by callers that nobody knows, that may do nothing, that may do one
+thing, and that may do everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from mq.access import keys
+from mq.admin.control import Control
+from mq.errors import PermissionDenied
+from mq.http2.calls import CallAborted
+from mq.rpc import services
+from mq.rpc.access import Rules, any_caller, open_to_all
+from mq.rpc.context import StreamHandler
+from mq.rpc.methods import Dispatcher
+from mq.rpc.producer import ProducerService
+from mq.rpc.status import CODE_KEY
+from mq.store.identity import Identity
+from mq.wire.v1 import message_pb2, transaction_pb2
+from mq.wire.v1.consumer_pb2 import SubscribeRequest, SubscribeStart, Subscription
+from mq.wire.v1.producer_pb2 import PublishRequest, PublishResponse
+from mq.wire.v1.security_pb2 import API_KEY, AccessChange, AccessPolicy, Credential, User
+from mq.wire.v1.status_pb2 import Code
+from tests.support.consensus import Node, on_loop, soon, turns
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from mq.rpc.context import Context
+    from mq.rpc.methods import Method
+
+# Lists, and what is found by an id: they are checked when it is known what is found.
+CHECKED_BY_THE_SERVICE = {"ListTopics", "ListGroups", "ListTransactions", "GetMessage"}
+
+
+class FakeCall:
+    """A call that comes with a key, and the messages of a stream."""
+
+    def __init__(self, key: str | None, requests: list[bytes] | None = None) -> None:
+        self.caller: Any = None
+        self._key = key
+        self._requests = requests or []
+        self.written: list[bytes] = []
+        self.ended: asyncio.Future[bytes | str] = asyncio.get_running_loop().create_future()
+
+    def header(self, name: str) -> str | None:
+        return f"Bearer {self._key}" if name == "authorization" and self._key else None
+
+    def certificate_names(self) -> tuple[str, ...]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:50000"
+
+    def time_remaining(self) -> None:
+        return None
+
+    def add_done_callback(self, _: object) -> None:
+        pass
+
+    async def read(self, *_: object) -> bytes | None:
+        if self._requests:
+            return self._requests.pop(0)
+        await self.ended
+        return None
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(message)
+
+    def try_write(self, message: bytes) -> bool:
+        self.written.append(message)
+        return True
+
+    def reply(self, message: bytes) -> None:
+        self.ended.set_result(message)
+
+    def finish(self, _: object, __: str, metadata: Any) -> None:
+        self.ended.set_result(str(dict(metadata)[CODE_KEY]))
+
+
+class Scene:
+    """A node that requires identities, with users root, alice, who may do nothing, and their
+    keys.
+    """
+
+    def __init__(self) -> None:
+        self.node = Node(auth="required")
+        self.keys: dict[str, str] = {}
+        control = Control(self.node.broker, cast("Any", None), cast("Any", None))
+        self.rules = Rules(self.node.broker)
+        producer = ProducerService(self.node.broker, "set-0", self.rules)
+        identity = Identity("mq", "set-0", "node-0")
+        table = services.table(self.node.broker, identity, control, self.rules, producer)
+        self.methods = {
+            f"{one.descriptor.name}/{row.name}": row for one in table for row in one.methods
+        }
+        broker = self.node.broker
+        self.dispatcher = Dispatcher(
+            broker.leadership, broker.gate, lambda *_: None, self.rules.explained
+        )
+
+    @classmethod
+    async def begin(cls) -> Scene:
+        scene = cls()
+        await scene.user("root", roles=["superuser"])
+        await scene.user("alice")
+        await scene.node.topic("orders")
+        return scene
+
+    async def user(self, name: str, *lines: str, **fields: Any) -> None:
+        key = keys.new()
+        self.keys[name] = key.text
+        credential = Credential(id=key.id, user=name, type=API_KEY, proof=keys.digest(key.secret))
+        await self.node.change_access(
+            AccessChange(put_user=User(name=name, **fields)),
+            AccessChange(put_credential=credential),
+            *(
+                AccessChange(put_policy=AccessPolicy(subject=f"user:{name}", line=line))
+                for line in lines
+            ),
+        )
+
+    async def call(self, name: str, user: str | None, *requests: bytes) -> str:
+        """The code of its end; empty: it was served, or a stream goes on."""
+        service, _, _ = name.partition("/")
+        handler = self.dispatcher.handler(service, self.methods[name])
+        call = FakeCall(self.keys.get(user or ""), list(requests))
+        try:
+            if isinstance(handler, StreamHandler):
+                task = asyncio.ensure_future(handler.serve(cast("Context", call)))
+                await turns(20)
+                if task.done():
+                    task.result()
+                else:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                return _codes(call.written)
+            answer = handler.serve(requests[0], cast("Context", call))
+            if inspect.isawaitable(answer):
+                await soon(answer)
+            elif answer is None:
+                ended = await soon(call.ended)
+                return ended if isinstance(ended, str) else ""
+        except CallAborted as aborted:
+            return str(dict(aborted.metadata)[CODE_KEY])
+        return ""
+
+
+def _codes(written: list[bytes]) -> str:
+    for message in written:
+        for result in PublishResponse.FromString(message).results:
+            if result.code:
+                return Code.Name(result.code)
+    return ""
+
+
+def filled(request: type[Message]) -> bytes:
+    """A request about topic orders and group billing, wherever it may name one."""
+    message = request()
+    _fill(message)
+    return message.SerializeToString()
+
+
+def _fill(message: Any) -> None:
+    known = {"topic": "orders", "group": "billing", "topics": ["orders"], "member_id": "m"}
+    for field in message.DESCRIPTOR.fields:
+        if field.name in known and field.type == FieldDescriptor.TYPE_STRING:
+            value = known[field.name]
+            if isinstance(value, list):
+                getattr(message, field.name).extend(value)
+            else:
+                setattr(message, field.name, value)
+        elif field.name in ("subscriptions", "positions"):
+            _fill(getattr(message, field.name).add())
+        elif field.name == "messages" and message.DESCRIPTOR.name == "RetryRequest":
+            _fill(message.messages.add())
+
+
+@on_loop
+async def test_no_method_but_those_open_to_all_serves_a_caller_that_is_not_known() -> None:
+    scene = await Scene.begin()
+    for name, method in scene.methods.items():
+        if method.rule is not open_to_all:
+            data = b"" if method.request is None else filled(method.request)
+            assert await scene.call(name, None, data) == "UNAUTHENTICATED", name
+
+
+def is_checked_by_table(method: Method) -> bool:
+    return method.request is not None and method.rule is not open_to_all
+
+
+@on_loop
+async def test_every_method_denies_a_caller_without_policies() -> None:
+    scene = await Scene.begin()
+    lists = set()
+    for name, method in scene.methods.items():
+        if method.rule is any_caller and method.request is not None:
+            lists.add(method.name)
+        elif is_checked_by_table(method) and "Transaction" not in name:
+            assert method.request is not None
+            code = await scene.call(name, "alice", filled(method.request))
+            assert code == "PERMISSION_DENIED", name
+    assert lists == CHECKED_BY_THE_SERVICE
+
+
+@on_loop
+async def test_a_superuser_is_denied_nothing() -> None:
+    scene = await Scene.begin()
+    caller = scene.node.broker.gate.identify(f"Bearer {scene.keys['root']}", (), "10.0.0.7")
+    for method in scene.methods.values():
+        if is_checked_by_table(method) and "Transaction" not in method.name:
+            assert method.request is not None
+            method.rule(caller, method.request.FromString(filled(method.request)))
+
+
+# What a caller may do with one line alone; everything else stays denied.
+ONE_LINE = [
+    ("allow publish topic orders", {"Send", "Recall", "Route", "DescribeTopic", "FindOffsets"}),
+    (
+        "allow consume topic orders",
+        {"Pull", "QueryMessages", "BrowseMessages", "Route", "DescribeTopic", "FindOffsets"},
+    ),
+    (
+        "allow consume group billing",
+        {
+            *("Heartbeat", "Leave", "CommitOffsets", "QueryOffsets", "Ack", "Nack"),
+            *("ChangeInvisible", "DescribeGroup", "ListDeadLetters"),
+        },
+    ),
+    ("allow describe topic *", {"Route", "DescribeTopic", "FindOffsets"}),
+    ("allow describe group *", {"QueryOffsets", "DescribeGroup"}),
+    ("allow create topic orders", {"CreateTopic", "Route", "DescribeTopic", "FindOffsets"}),
+    ("allow delete topic orders", {"DeleteTopic", "Route", "DescribeTopic", "FindOffsets"}),
+    ("allow alter cluster members", {"AddMember", "RemoveMember", "TransferLeadership"}),
+    ("allow describe cluster *", {"BrokerStatus", "GetConfig"}),
+]
+
+
+@pytest.mark.parametrize(("line", "allowed"), ONE_LINE)
+@on_loop
+async def test_a_line_allows_its_methods_and_no_others(line: str, allowed: set[str]) -> None:
+    scene = await Scene.begin()
+    await scene.user("bob", line)
+    gate = scene.node.broker.gate
+    caller = gate.identify(f"Bearer {scene.keys['bob']}", (), "10.0.0.7")
+    found = set()
+    for method in scene.methods.values():
+        if not is_checked_by_table(method) or method.rule is any_caller:
+            continue
+        if "Transaction" in method.name:
+            continue
+        assert method.request is not None
+        with contextlib.suppress(PermissionDenied):
+            method.rule(caller, method.request.FromString(filled(method.request)))
+            found.add(method.name)
+    assert found == allowed
+
+
+@on_loop
+async def test_each_batch_of_a_stream_is_checked_for_its_topic() -> None:
+    scene = await Scene.begin()
+    await scene.user("bob", "allow publish topic orders")
+    await scene.node.topic("secrets")
+
+    def publish(topic: str, **fields: Any) -> bytes:
+        batch = message_pb2.Batch(topic=topic, messages=[message_pb2.Message(body=b"x")], **fields)
+        return PublishRequest(request_id=1, batches=[batch]).SerializeToString()
+
+    for fields in ({}, {"producer_id": "p", "sequence": 1}):
+        name = "ProducerService/Publish"
+        assert await scene.call(name, "bob", publish("orders", **fields)) == ""
+        assert await scene.call(name, "bob", publish("secrets", **fields)) == "PERMISSION_DENIED"
+        assert await scene.call(name, "bob", publish("new", **fields)) == "PERMISSION_DENIED"
+    assert scene.node.ends("secrets") == [0, 0, 0, 0]
+    assert "new" not in scene.node.broker.state.topics
+
+
+@on_loop
+async def test_a_subscription_needs_its_group_and_all_of_its_topics() -> None:
+    scene = await Scene.begin()
+    await scene.user("bob", "allow consume topic orders", "allow consume group billing")
+
+    def start(group: str, *topics: str) -> bytes:
+        subscriptions = [Subscription(topic=topic) for topic in topics]
+        start = SubscribeStart(group=group, member_id="m", subscriptions=subscriptions)
+        return SubscribeRequest(start=start).SerializeToString()
+
+    name = "ConsumerService/Subscribe"
+    assert await scene.call(name, "bob", start("billing", "orders")) == ""
+    assert await scene.call(name, "bob", start("other", "orders")) == "PERMISSION_DENIED"
+    assert await scene.call(name, "bob", start("billing", "orders", "x")) == "PERMISSION_DENIED"
+    other = start("billing", "orders", "%RETRY%other")
+    assert await scene.call(name, "bob", other) == "PERMISSION_DENIED"
+
+
+@on_loop
+async def test_a_transaction_is_ended_by_those_who_may_publish_to_its_topic() -> None:
+    scene = await Scene.begin()
+    half = message_pb2.Half(producer_group="g")
+    await scene.node.send("orders", b"half", half=half, producer_id="p", sequence=1)
+    [transaction_id] = scene.node.broker.state.transactions.open
+    request = transaction_pb2.EndTransactionRequest(
+        transaction_id=f"set-0:{transaction_id}", resolution=transaction_pb2.RESOLUTION_ROLLBACK
+    ).SerializeToString()
+    name = "TransactionService/EndTransaction"
+    assert await scene.call(name, "alice", request) == "PERMISSION_DENIED"
+    assert await scene.call("AdminService/CheckTransactionNow", "alice", request[:-2]) == (
+        "PERMISSION_DENIED"
+    )
+    await scene.user("bob", "allow publish topic orders")
+    assert await scene.call(name, "bob", request) == ""
