@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import ipaddress
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
-from mq.errors import DiskFull, MqError
+from mq.errors import DiskFull, IllegalConfig, MqError
 from mq.logging import get_logger
 from mq.raft import settings as raft_settings
 from mq.raft.contracts import Role
@@ -156,6 +157,7 @@ class Server:
     async def started(self) -> AsyncGenerator[Parts, None]:
         """A node that follows or leads; everything is on disk at the end."""
         node = self._config.node
+        check_doors(self._config)
         identity = Identity(node.cluster, node.broker_set, node.node)
         settings, listen, raft_tls = raft_settings.from_config(self._config)
         tls, connect = rpc_tls.from_config(self._config.broker)
@@ -375,6 +377,32 @@ class Server:
             raise
         else:
             store.finish_checkpoint(plan)
+
+
+def check_doors(config: Config) -> None:
+    """Raises IllegalConfig if clients of other machines would be served without being known, and
+    nothing says that this is meant.
+    """
+    if config.auth.mode != "off" or config.auth.open == "yes":
+        return
+    external, _, _ = config.broker.external_listen.rpartition(":")
+    for option, host in (("broker.host", config.broker.host), ("broker.external_listen", external)):
+        if host and not _is_loopback(host.strip("[]")):
+            raise IllegalConfig(
+                f"{option} = {host} lets clients of other machines in, who could read and delete "
+                "everything: auth.mode is off. Let callers be known with auth.mode = required "
+                "(docs/SECURITY.md), or say that this is meant with auth.open = yes "
+                "(--auth-open yes, MQ_AUTH_OPEN=yes)"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    """A name that cannot be resolved is not: binding to it fails later, with its reason."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
 
 def _others(raft: RaftNode, consensus: _Consensus, connect: Connect) -> Others:

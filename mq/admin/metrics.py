@@ -167,6 +167,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     yield from _counters(broker, raft)
     yield from _gauges(broker, raft)
     yield from _topics(broker)
+    yield _denials(broker)
     yield from _damage(broker.store.damage, broker.puller.lost_total)
     yield from _transactions(broker)
     yield _by_follower(raft)
@@ -244,6 +245,17 @@ def _gauges(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+
+
+def _denials(broker: Broker) -> Metric:
+    family = CounterMetricFamily(
+        "mq_auth_denials",
+        "Calls that were refused, or would be if auth.mode were required.",
+        labels=["reason", "enforced"],
+    )
+    for (reason, is_enforced), count in broker.denials.counts.items():
+        family.add_metric([reason, "yes" if is_enforced else "no"], count)
+    return family
 
 
 def _connections(connections: Connections) -> Iterator[Metric]:

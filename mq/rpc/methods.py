@@ -172,6 +172,18 @@ class Dispatcher(NamedTuple):
                 raise
         return self._caller(context)
 
+    def for_callers(self, handler: StreamHandler) -> StreamHandler:
+        """A handler that is not one of our methods, for callers that are known."""
+
+        async def serve(context: Context) -> None:
+            try:
+                await self._known_caller(context)
+            except Unauthenticated as error:
+                raise status.aborted(error) from None
+            await handler.serve(context)
+
+        return StreamHandler(serve)
+
     def _checked_begin(
         self, method: Method, read: limits.Reader[Message], begin: Callable[..., bool]
     ) -> Callable[..., bool]:

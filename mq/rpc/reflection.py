@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from mq.http2.calls import CallAborted
 from mq.http2.status import Status
-from mq.rpc.context import Context, Handlers, StreamHandler
+from mq.rpc.context import Context, StreamHandler
 
 NAME = reflection.SERVICE_NAME
 
@@ -19,7 +19,7 @@ class Reflection:
     def __init__(self, names: Iterable[str]) -> None:
         self._servicer = reflection.aio.ReflectionServicer([*names, NAME])
 
-    def handlers(self) -> Handlers:
+    def handlers(self) -> Mapping[str, StreamHandler]:
         return {f"/{NAME}/ServerReflectionInfo": StreamHandler(self._serve)}
 
     async def _serve(self, context: Context) -> None:

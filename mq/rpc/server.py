@@ -54,7 +54,9 @@ class RpcServer:
 
     def _handlers(self, *, is_external: bool) -> Handlers:
         """Clients of an external listener are told external addresses."""
-        handlers = {**self._health.handlers(), **self._reflection.handlers()}
+        handlers = dict(self._health.handlers())
+        for path, handler in self._reflection.handlers().items():
+            handlers[path] = self._dispatcher.for_callers(handler)
         for descriptor, methods in self._services:
             for one in methods:
                 path = f"/{descriptor.full_name}/{one.name}"

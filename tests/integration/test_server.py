@@ -233,6 +233,22 @@ def test_a_damaged_log_is_refused_with_file_and_position(data: Path) -> None:
     assert segment.read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [("--broker-host", "0.0.0.0"), ("--broker-external-listen", "[::]:0")],  # noqa: S104
+)
+def test_clients_of_other_machines_are_not_let_in_by_accident(
+    flags: tuple[str, str], data: Path
+) -> None:
+    code, line = refusal(data, *flags)
+    assert code == 2
+    assert "ILLEGAL_CONFIG" in line
+    assert "auth.open = yes" in line
+    assert not data.exists()
+    with server(data, *flags, "--auth-open", "yes") as meant:
+        meant.wait_for("node is up")
+
+
 def test_an_unknown_flag_is_a_wrong_call(data: Path) -> None:
     code, line = refusal(data, "--no-such-flag")
     assert code == 2

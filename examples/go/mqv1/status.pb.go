@@ -56,11 +56,15 @@ const (
 	Code_MALFORMED_BATCH       Code = 30
 	Code_MESSAGE_TOO_LARGE     Code = 31
 	Code_PERMISSION_DENIED     Code = 32
+	Code_UNAUTHENTICATED       Code = 33 // no identity, or one that is not known, has expired or was revoked
+	Code_ILLEGAL_POLICY        Code = 34
+	Code_QUOTA_EXCEEDED        Code = 35 // what is stored or kept, not a rate: waiting does not help
 	Code_TOPIC_NOT_FOUND       Code = 40
 	Code_QUEUE_NOT_FOUND       Code = 41
 	Code_GROUP_NOT_FOUND       Code = 42
 	Code_MESSAGE_NOT_FOUND     Code = 43
 	Code_TRANSACTION_NOT_FOUND Code = 44 // never begun, or over by now
+	Code_USER_NOT_FOUND        Code = 45
 	Code_TOPIC_EXISTS          Code = 50
 	Code_GROUP_NOT_EMPTY       Code = 51
 	Code_SUBSCRIPTION_MISMATCH Code = 52 // another member of the group subscribes to something else
@@ -100,11 +104,15 @@ var (
 		30: "MALFORMED_BATCH",
 		31: "MESSAGE_TOO_LARGE",
 		32: "PERMISSION_DENIED",
+		33: "UNAUTHENTICATED",
+		34: "ILLEGAL_POLICY",
+		35: "QUOTA_EXCEEDED",
 		40: "TOPIC_NOT_FOUND",
 		41: "QUEUE_NOT_FOUND",
 		42: "GROUP_NOT_FOUND",
 		43: "MESSAGE_NOT_FOUND",
 		44: "TRANSACTION_NOT_FOUND",
+		45: "USER_NOT_FOUND",
 		50: "TOPIC_EXISTS",
 		51: "GROUP_NOT_EMPTY",
 		52: "SUBSCRIPTION_MISMATCH",
@@ -140,11 +148,15 @@ var (
 		"MALFORMED_BATCH":       30,
 		"MESSAGE_TOO_LARGE":     31,
 		"PERMISSION_DENIED":     32,
+		"UNAUTHENTICATED":       33,
+		"ILLEGAL_POLICY":        34,
+		"QUOTA_EXCEEDED":        35,
 		"TOPIC_NOT_FOUND":       40,
 		"QUEUE_NOT_FOUND":       41,
 		"GROUP_NOT_FOUND":       42,
 		"MESSAGE_NOT_FOUND":     43,
 		"TRANSACTION_NOT_FOUND": 44,
+		"USER_NOT_FOUND":        45,
 		"TOPIC_EXISTS":          50,
 		"GROUP_NOT_EMPTY":       51,
 		"SUBSCRIPTION_MISMATCH": 52,
@@ -264,7 +276,7 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12%\n" +
 	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\x12$\n" +
-	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xfc\x05\n" +
+	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xcd\x06\n" +
 	"\x04Code\x12\v\n" +
 	"\aSEND_OK\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_UNKNOWN\x10\x01\x12\x11\n" +
@@ -293,11 +305,15 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x0fMALFORMED_BATCH\x10\x1e\x12\x15\n" +
 	"\x11MESSAGE_TOO_LARGE\x10\x1f\x12\x15\n" +
 	"\x11PERMISSION_DENIED\x10 \x12\x13\n" +
+	"\x0fUNAUTHENTICATED\x10!\x12\x12\n" +
+	"\x0eILLEGAL_POLICY\x10\"\x12\x12\n" +
+	"\x0eQUOTA_EXCEEDED\x10#\x12\x13\n" +
 	"\x0fTOPIC_NOT_FOUND\x10(\x12\x13\n" +
 	"\x0fQUEUE_NOT_FOUND\x10)\x12\x13\n" +
 	"\x0fGROUP_NOT_FOUND\x10*\x12\x15\n" +
 	"\x11MESSAGE_NOT_FOUND\x10+\x12\x19\n" +
-	"\x15TRANSACTION_NOT_FOUND\x10,\x12\x10\n" +
+	"\x15TRANSACTION_NOT_FOUND\x10,\x12\x12\n" +
+	"\x0eUSER_NOT_FOUND\x10-\x12\x10\n" +
 	"\fTOPIC_EXISTS\x102\x12\x13\n" +
 	"\x0fGROUP_NOT_EMPTY\x103\x12\x19\n" +
 	"\x15SUBSCRIPTION_MISMATCH\x104\x12\x12\n" +
