@@ -24,7 +24,13 @@ from mq.rpc.producer import ProducerService
 from mq.rpc.status import CODE_KEY
 from mq.store.identity import Identity
 from mq.wire.v1 import message_pb2, transaction_pb2
-from mq.wire.v1.consumer_pb2 import SubscribeRequest, SubscribeStart, Subscription
+from mq.wire.v1.admin_pb2 import GetMessageRequest, ListTopicsResponse
+from mq.wire.v1.consumer_pb2 import (
+    ReceiveRequest,
+    SubscribeRequest,
+    SubscribeStart,
+    Subscription,
+)
 from mq.wire.v1.producer_pb2 import PublishRequest, PublishResponse
 from mq.wire.v1.security_pb2 import API_KEY, AccessChange, AccessPolicy, Credential, User
 from mq.wire.v1.status_pb2 import Code
@@ -316,3 +322,70 @@ async def test_a_transaction_is_ended_by_those_who_may_publish_to_its_topic() ->
     )
     await scene.user("bob", "allow publish topic orders")
     assert await scene.call(name, "bob", request) == ""
+
+
+@on_loop
+async def test_a_follower_waits_for_news_of_a_key_that_it_does_not_know() -> None:
+    scene = await Scene.begin()
+    scene.node.consensus.depose()
+    key = keys.new()
+    scene.keys["bob"] = key.text
+    route = asyncio.ensure_future(scene.call("ClusterService/Route", "bob", b""))
+    await turns()
+    assert not route.done()
+    scene.node.consensus.elect()
+    proof = keys.digest(key.secret)
+    await scene.node.change_access(
+        AccessChange(put_user=User(name="bob")),
+        AccessChange(put_credential=Credential(id=key.id, user="bob", type=API_KEY, proof=proof)),
+    )
+    assert await soon(route) == ""
+
+
+@on_loop
+async def test_a_list_shows_what_its_caller_may_describe() -> None:
+    scene = await Scene.begin()
+    await scene.node.topic("secrets")
+    await scene.user("bob", "allow publish topic orders")
+    handler = scene.dispatcher.handler("AdminService", scene.methods["AdminService/ListTopics"])
+    for user, seen in (("root", ["orders", "secrets"]), ("bob", ["orders"]), ("alice", [])):
+        call = cast("Context", FakeCall(scene.keys[user]))
+        answer = await cast("Any", handler.serve)(b"", call)
+        topics = ListTopicsResponse.FromString(answer).topics
+        assert sorted(one.info.topic for one in topics) == seen
+
+
+@on_loop
+async def test_a_message_is_shown_by_its_id_to_those_who_may_consume_its_topic() -> None:
+    scene = await Scene.begin()
+    stored = await scene.node.send("orders", b"body")
+    await scene.user("bob", "allow consume topic orders")
+    request = GetMessageRequest(message_id=f"set-0:{stored.log_offset}").SerializeToString()
+    assert await scene.call("AdminService/GetMessage", "bob", request) == ""
+    assert await scene.call("AdminService/GetMessage", "alice", request) == "PERMISSION_DENIED"
+
+
+@on_loop
+async def test_the_key_of_a_waiting_receive_is_looked_at_again_before_its_answer() -> None:
+    scene = await Scene.begin()
+    await scene.user("bob", "allow consume topic orders", "allow consume group billing")
+    request = ReceiveRequest(group="billing", topic="orders", wait_ms=20_000)
+    call = scene.call("ConsumerService/Receive", "bob", request.SerializeToString())
+    waiting = asyncio.ensure_future(call)
+    await turns()
+    await scene.node.change_access(AccessChange(drop_user="bob"))
+    await scene.node.send("orders", b"not for bob")
+    assert await soon(waiting) == "UNAUTHENTICATED"
+
+
+@on_loop
+async def test_a_stream_ends_with_the_reason_when_its_key_is_revoked() -> None:
+    scene = await Scene.begin()
+    handler = scene.dispatcher.handler("ProducerService", scene.methods["ProducerService/Publish"])
+    assert isinstance(handler, StreamHandler)
+    task = asyncio.ensure_future(handler.serve(cast("Context", FakeCall(scene.keys["alice"]))))
+    await turns()
+    await scene.node.change_access(AccessChange(drop_user="alice"))
+    with pytest.raises(CallAborted, match="was revoked") as ended:
+        await soon(task)
+    assert dict(ended.value.metadata)[CODE_KEY] == "UNAUTHENTICATED"
