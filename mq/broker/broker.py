@@ -78,6 +78,7 @@ class Broker:
         options = settings.config.broker
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
+        self._make_gate()
         self.directory = self._make_directory(random_number)
         self.catalog = Catalog(
             self.writer,
@@ -101,10 +102,6 @@ class Broker:
             message_bytes_max=settings.config.store.message_bytes_max,
             timeout_s=options.send_timeout_ms / 1000,
         )
-        self.denials = Denials()
-        self.gate = Gate(self.state.access, settings.config.auth.mode, now_ms, self.denials.tell)
-        topics = self.state.topics
-        self.missing_topics = MissingTopics(settings, topics, self.directory, self.steady_ms)
         self._make_consuming()
         self._make_services(
             Core(
@@ -124,6 +121,11 @@ class Broker:
         # Where queues started then: what was gone before is not lost again.
         self._dropped_through: dict[Queue, int] = {}
 
+    def _make_gate(self) -> None:
+        self.denials = Denials()
+        mode = self.settings.config.auth.mode
+        self.gate = Gate(self.state.access, mode, self.now_ms, self.denials.tell)
+
     def _make_directory(self, random_number: Callable[[], int]) -> Directory:
         node, seeds = self.settings.config.node, self.settings.config.broker.seeds
         return Directory(
@@ -137,6 +139,9 @@ class Broker:
 
     def _make_consuming(self) -> None:
         options = self.settings.config.broker
+        self.missing_topics = MissingTopics(
+            self.settings, self.state.topics, self.directory, self.steady_ms
+        )
         self.replicas = Replicas(
             self.settings.config.node.node,
             self.consensus,

@@ -170,152 +170,166 @@ def _cluster(serving: ClusterService, rules: Rules) -> Service:
 
 
 def _admin(serving: AdminService, rules: Rules) -> Service:
-    pb = admin_pb2
     return Service(
-        pb.DESCRIPTOR.services_by_name["AdminService"],
+        admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
         [
-            unary(
-                "CreateTopic",
-                pb.CreateTopicRequest,
-                serving.create_topic,
-                rules.topic(Action.CREATE),
-            ),
-            unary(
-                "AlterTopic", pb.AlterTopicRequest, serving.alter_topic, rules.topic(Action.ALTER)
-            ),
-            unary(
-                "DeleteTopic",
-                pb.DeleteTopicRequest,
-                serving.delete_topic,
-                rules.topic(Action.DELETE),
-            ),
-            unary("ListTopics", pb.ListTopicsRequest, serving.list_topics, any_caller),
-            unary(
-                "DescribeTopic",
-                pb.DescribeTopicRequest,
-                serving.describe_topic,
-                rules.topic(Action.DESCRIBE),
-            ),
-            unary("ListGroups", pb.ListGroupsRequest, serving.list_groups, any_caller),
-            unary(
-                "DescribeGroup",
-                pb.DescribeGroupRequest,
-                serving.describe_group,
-                rules.group(Action.DESCRIBE),
-            ),
-            unary(
-                "ResetOffsets", pb.ResetOffsetsRequest, serving.reset_offsets, rules.reset_offsets
-            ),
-            unary(
-                "DeleteGroup",
-                pb.DeleteGroupRequest,
-                serving.delete_group,
-                rules.group(Action.DELETE),
-            ),
-            unary(
-                "AlterGroup", pb.AlterGroupRequest, serving.alter_group, rules.group(Action.ALTER)
-            ),
-            unary(
-                "ListTransactions",
-                pb.ListTransactionsRequest,
-                serving.list_transactions,
-                any_caller,
-            ),
-            unary(
-                "CheckTransactionNow",
-                pb.CheckTransactionNowRequest,
-                serving.check_transaction_now,
-                rules.transaction(Action.ALTER),
-            ),
-            unary(
-                "ListDeadLetters",
-                pb.ListDeadLettersRequest,
-                serving.list_dead_letters,
-                rules.dead_letters,
-            ),
-            unary(
-                "ResendDeadLetters",
-                pb.ResendDeadLettersRequest,
-                serving.resend_dead_letters,
-                rules.group(Action.CONSUME, Action.ALTER),
-            ),
-            unary(
-                "PurgeDeadLetters",
-                pb.PurgeDeadLettersRequest,
-                serving.purge_dead_letters,
-                rules.group(Action.CONSUME, Action.ALTER),
-            ),
-            unary("GetMessage", pb.GetMessageRequest, serving.get_message, any_caller),
-            unary(
-                "QueryMessages",
-                pb.QueryMessagesRequest,
-                serving.query_messages,
-                rules.topic(Action.CONSUME),
-            ),
-            unary(
-                "BrowseMessages",
-                pb.BrowseMessagesRequest,
-                serving.browse_messages,
-                rules.topic(Action.CONSUME),
-            ),
-            unary(
-                "AddMember",
-                pb.AddMemberRequest,
-                serving.add_member,
-                rules.cluster(Action.ALTER, "members"),
-            ),
-            unary(
-                "RemoveMember",
-                pb.RemoveMemberRequest,
-                serving.remove_member,
-                rules.cluster(Action.ALTER, "members"),
-            ),
-            unary(
-                "TransferLeadership",
-                pb.TransferLeadershipRequest,
-                serving.transfer_leadership,
-                rules.cluster(Action.ALTER, "members"),
-            ),
-            unary(
-                "AddBrokerSet",
-                pb.AddBrokerSetRequest,
-                serving.add_broker_set,
-                rules.cluster(Action.ALTER, "sets"),
-            ),
-            unary(
-                "RemoveBrokerSet",
-                pb.RemoveBrokerSetRequest,
-                serving.remove_broker_set,
-                rules.cluster(Action.ALTER, "sets"),
-            ),
-            # About the node that is asked: its log, its state, its options.
-            unary(
-                "ReadLog",
-                pb.ReadLogRequest,
-                serving.read_log,
-                rules.superuser("log"),
-                leader_only=False,
-            ),
-            unary(
-                "BrokerStatus",
-                pb.BrokerStatusRequest,
-                serving.broker_status,
-                rules.cluster(Action.DESCRIBE, "status"),
-                leader_only=False,
-            ),
-            unary(
-                "GetConfig",
-                pb.GetConfigRequest,
-                serving.get_config,
-                rules.cluster(Action.DESCRIBE, "config"),
-                leader_only=False,
-            ),
-            unary(
-                "SetConfig",
-                pb.SetConfigRequest,
-                serving.set_config,
-                rules.cluster(Action.ALTER, "config"),
-                leader_only=False,
-            ),
+            *_topics_and_groups(serving, rules),
+            *_transactions_and_messages(serving, rules),
+            *_cluster_and_node(serving, rules),
         ],
     )
+
+
+def _topics_and_groups(serving: AdminService, rules: Rules) -> list[Method]:
+    pb = admin_pb2
+    return [
+        unary(
+            "CreateTopic",
+            pb.CreateTopicRequest,
+            serving.create_topic,
+            rules.topic(Action.CREATE),
+        ),
+        unary("AlterTopic", pb.AlterTopicRequest, serving.alter_topic, rules.topic(Action.ALTER)),
+        unary(
+            "DeleteTopic",
+            pb.DeleteTopicRequest,
+            serving.delete_topic,
+            rules.topic(Action.DELETE),
+        ),
+        unary("ListTopics", pb.ListTopicsRequest, serving.list_topics, any_caller),
+        unary(
+            "DescribeTopic",
+            pb.DescribeTopicRequest,
+            serving.describe_topic,
+            rules.topic(Action.DESCRIBE),
+        ),
+        unary("ListGroups", pb.ListGroupsRequest, serving.list_groups, any_caller),
+        unary(
+            "DescribeGroup",
+            pb.DescribeGroupRequest,
+            serving.describe_group,
+            rules.group(Action.DESCRIBE),
+        ),
+        unary("ResetOffsets", pb.ResetOffsetsRequest, serving.reset_offsets, rules.reset_offsets),
+        unary(
+            "DeleteGroup",
+            pb.DeleteGroupRequest,
+            serving.delete_group,
+            rules.group(Action.DELETE),
+        ),
+        unary("AlterGroup", pb.AlterGroupRequest, serving.alter_group, rules.group(Action.ALTER)),
+    ]
+
+
+def _transactions_and_messages(serving: AdminService, rules: Rules) -> list[Method]:
+    pb = admin_pb2
+    return [
+        unary(
+            "ListTransactions",
+            pb.ListTransactionsRequest,
+            serving.list_transactions,
+            any_caller,
+        ),
+        unary(
+            "CheckTransactionNow",
+            pb.CheckTransactionNowRequest,
+            serving.check_transaction_now,
+            rules.transaction(Action.ALTER),
+        ),
+        unary(
+            "ListDeadLetters",
+            pb.ListDeadLettersRequest,
+            serving.list_dead_letters,
+            rules.dead_letters,
+        ),
+        unary(
+            "ResendDeadLetters",
+            pb.ResendDeadLettersRequest,
+            serving.resend_dead_letters,
+            rules.group(Action.CONSUME, Action.ALTER),
+        ),
+        unary(
+            "PurgeDeadLetters",
+            pb.PurgeDeadLettersRequest,
+            serving.purge_dead_letters,
+            rules.group(Action.CONSUME, Action.ALTER),
+        ),
+        unary("GetMessage", pb.GetMessageRequest, serving.get_message, any_caller),
+        unary(
+            "QueryMessages",
+            pb.QueryMessagesRequest,
+            serving.query_messages,
+            rules.topic(Action.CONSUME),
+        ),
+        unary(
+            "BrowseMessages",
+            pb.BrowseMessagesRequest,
+            serving.browse_messages,
+            rules.topic(Action.CONSUME),
+        ),
+    ]
+
+
+def _cluster_and_node(serving: AdminService, rules: Rules) -> list[Method]:
+    pb = admin_pb2
+    return [
+        unary(
+            "AddMember",
+            pb.AddMemberRequest,
+            serving.add_member,
+            rules.cluster(Action.ALTER, "members"),
+        ),
+        unary(
+            "RemoveMember",
+            pb.RemoveMemberRequest,
+            serving.remove_member,
+            rules.cluster(Action.ALTER, "members"),
+        ),
+        unary(
+            "TransferLeadership",
+            pb.TransferLeadershipRequest,
+            serving.transfer_leadership,
+            rules.cluster(Action.ALTER, "members"),
+        ),
+        unary(
+            "AddBrokerSet",
+            pb.AddBrokerSetRequest,
+            serving.add_broker_set,
+            rules.cluster(Action.ALTER, "sets"),
+        ),
+        unary(
+            "RemoveBrokerSet",
+            pb.RemoveBrokerSetRequest,
+            serving.remove_broker_set,
+            rules.cluster(Action.ALTER, "sets"),
+        ),
+        # About the node that is asked: its log, its state, its options.
+        unary(
+            "ReadLog",
+            pb.ReadLogRequest,
+            serving.read_log,
+            rules.superuser("log"),
+            leader_only=False,
+        ),
+        unary(
+            "BrokerStatus",
+            pb.BrokerStatusRequest,
+            serving.broker_status,
+            rules.cluster(Action.DESCRIBE, "status"),
+            leader_only=False,
+        ),
+        unary(
+            "GetConfig",
+            pb.GetConfigRequest,
+            serving.get_config,
+            rules.cluster(Action.DESCRIBE, "config"),
+            leader_only=False,
+        ),
+        unary(
+            "SetConfig",
+            pb.SetConfigRequest,
+            serving.set_config,
+            rules.cluster(Action.ALTER, "config"),
+            leader_only=False,
+        ),
+    ]

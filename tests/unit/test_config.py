@@ -268,7 +268,7 @@ def test_the_error_about_ratios_names_the_source_of_each(write_file: WriteFile) 
         ("[stor]\nflush = 'sync'\n", "unknown section 'stor' at top level, did you mean store?"),
         (
             "[zzz]\n",
-            "unknown section 'zzz' at top level. Legal: node, broker, transactions, metrics,",
+            "unknown section 'zzz' at top level. Legal: node, broker, auth, transactions, metrics,",
         ),
         ("hours = 1\n", "unknown key 'hours' at top level, did you mean retention.hours?"),
         ("store = 1\n", "store is 1: write it as a section, [store]"),

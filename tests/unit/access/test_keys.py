@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mq.access import keys
 
 
@@ -22,8 +20,7 @@ def test_a_secret_is_not_shown() -> None:
     assert key.id in repr(key)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "mqk_", "mqk_abc_def", f"{keys.new().text}x", f"x{keys.new().text}", "mqk__" * 9]
-)
-def test_a_text_of_another_form_is_no_key(text: str) -> None:
-    assert keys.parse(text) is None
+def test_a_text_of_another_form_is_no_key() -> None:
+    key = keys.new().text
+    for text in ("", "mqk_", "mqk_abc_def", f"{key}x", f"x{key}", "mqk__" * 9):
+        assert keys.parse(text) is None

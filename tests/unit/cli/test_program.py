@@ -127,6 +127,7 @@ def test_config_as_json_has_plain_numbers() -> None:
     assert list(printed) == [
         "node",
         "broker",
+        "auth",
         "transactions",
         "metrics",
         "store",
