@@ -19,13 +19,16 @@ NAME_CHARACTERS_MAX = 127
 QUEUE_ID_MAX = 65_535
 
 RETRY_PREFIX, DEAD_LETTER_PREFIX, SYSTEM_PREFIX = "%RETRY%", "%DLQ%", "%SYS%"
-# Messages that wait for a time, half messages, and those whose transaction was never ended.
+# Messages that wait for a time, half messages, those whose transaction was never ended, and the
+# record of changes and refusals.
 SCHEDULE_TOPIC = f"{SYSTEM_PREFIX}SCHEDULE"
 HALF_TOPIC = f"{SYSTEM_PREFIX}HALF"
 GIVE_UP_TOPIC = f"{SYSTEM_PREFIX}GIVE_UP"
+AUDIT_TOPIC = f"{SYSTEM_PREFIX}AUDIT"
 # Ids of producers that write what can be made again, as sinks of Spark do: their numbers only grow.
 SINK_PREFIX = "%SINK%"
 _GROUP_PREFIXES = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+_READABLE = frozenset((GIVE_UP_TOPIC, AUDIT_TOPIC))
 
 _COMPARED_MAX, _LIKELY_MAX, _SIMILAR_MAX, _SIMILAR_RATIO = 4_000, 10, 3, 0.65
 
@@ -115,12 +118,10 @@ def is_internal_topic(topic: str) -> bool:
 
 
 def is_readable_topic(topic: str) -> bool:
-    """Retries, dead letters and given-up transactions can be read by all clients, other internal
-    topics by none.
+    """Retries, dead letters, given-up transactions and the audit trail can be read by clients that
+    may, other internal topics by none.
     """
-    return (
-        not is_internal_topic(topic) or topic.startswith(_GROUP_PREFIXES) or topic == GIVE_UP_TOPIC
-    )
+    return not is_internal_topic(topic) or topic.startswith(_GROUP_PREFIXES) or topic in _READABLE
 
 
 def retry_topic(group: str) -> str:
