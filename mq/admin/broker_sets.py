@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from mq.broker.broker import Broker
 from mq.broker.directory import SETS_MAX
 from mq.broker.other_set import ADDRESSES_MAX, is_address, is_set_name, legal_addresses
+from mq.broker.security.audit import Record
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import PeerSet
 from mq.wire.v1.state_pb2 import Command, DropBrokerSet, PutBrokerSet
@@ -25,11 +26,25 @@ class BrokerSets:
         if not 0 < len(addresses) <= ADDRESSES_MAX or not all(map(is_address, addresses)):
             raise IllegalRequest(f"addresses of set {name}: 1 to {ADDRESSES_MAX} of host:port")
         broker_set = PeerSet(name=name, addresses=legal_addresses(addresses))
-        return await self._write(Command(put_broker_set=PutBrokerSet(broker_set=broker_set)))
+        command = Command(put_broker_set=PutBrokerSet(broker_set=broker_set))
+        record = Record(
+            "add_broker_set",
+            f"set:{name}",
+            self._known(name),
+            {"addresses": [*broker_set.addresses]},
+        )
+        return await self._write(command, record)
 
     async def remove(self, name: str) -> list[PeerSet]:
         self._check_other(name)
-        return await self._write(Command(drop_broker_set=DropBrokerSet(name=name)))
+        command = Command(drop_broker_set=DropBrokerSet(name=name))
+        return await self._write(
+            command, Record("remove_broker_set", f"set:{name}", self._known(name))
+        )
+
+    def _known(self, name: str) -> dict[str, object] | None:
+        found = self._broker.state.sets.added().get(name)
+        return None if found is None else {"addresses": [*found]}
 
     def _check_other(self, name: str) -> None:
         if not is_set_name(name):
@@ -40,7 +55,8 @@ class BrokerSets:
         if name not in known and len(known) >= SETS_MAX:
             raise IllegalRequest(f"{SETS_MAX} broker sets were added and removed: that is all")
 
-    async def _write(self, command: Command) -> list[PeerSet]:
-        await self._broker.writer.write_uncancelled(command)
+    async def _write(self, command: Command, record: Record) -> list[PeerSet]:
+        recorded = self._broker.audit.recorded(command, record)
+        await self._broker.writer.write_uncancelled(*recorded)
         known = self._broker.state.sets.added()
         return [PeerSet(name=name, addresses=found) for name, found in known.items()]

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from mq import names
+from mq.access.secrets import SecretBox
 from mq.broker import held
 from mq.broker.atomic_sends import AtomicSends
 from mq.broker.catalog import Catalog
@@ -29,8 +30,10 @@ from mq.broker.queue import Queue
 from mq.broker.receive.service import ReceiveService
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying
+from mq.broker.security.audit import AuditTrail
+from mq.broker.security.changes import AccessChanges
 from mq.broker.security.denials import Denials
-from mq.broker.security.gate import Gate
+from mq.broker.security.gate import Denial, Gate
 from mq.broker.state.machine import AppliedEntry, Machine
 from mq.broker.transaction.transacting import Transacting
 from mq.broker.writing import EntryWriter
@@ -59,9 +62,11 @@ class Broker:
         now_ms: Callable[[], int],
         until_durable: Callable[[int], Awaitable[object]] | None,
         random_number: Callable[[], int],
+        box: SecretBox | None = None,
     ) -> None:
         """`until_durable` waits until the leader's log is on its disk up to a log offset; it is
-        None with async flush. `random_number` gives 64 bits that cannot be guessed.
+        None with async flush. `random_number` gives 64 bits that cannot be guessed. `box` encrypts
+        what has to be stored as it is.
         """
         self.settings = settings
         self.machine = machine
@@ -78,12 +83,13 @@ class Broker:
         options = settings.config.broker
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
-        self._make_gate()
+        self._make_security(box)
         self.directory = self._make_directory(random_number)
         self.catalog = Catalog(
             self.writer,
             machine,
             self.leadership,
+            self.audit,
             self.directory.elsewhere,
             default_queues=options.default_queues,
         )
@@ -111,6 +117,7 @@ class Broker:
                 self.leadership,
                 self.catalog,
                 self.arrivals,
+                self.audit,
                 now_ms,
                 random_number,
             )
@@ -121,10 +128,15 @@ class Broker:
         # Where queues started then: what was gone before is not lost again.
         self._dropped_through: dict[Queue, int] = {}
 
-    def _make_gate(self) -> None:
-        self.denials = Denials()
+    def _make_security(self, box: SecretBox | None) -> None:
         mode = self.settings.config.auth.mode
-        self.gate = Gate(self.state.access, mode, self.now_ms, self.denials.tell)
+        writer, machine, leadership = self.writer, self.machine, self.leadership
+        self.denials = Denials()
+        self.audit = AuditTrail(writer, machine, leadership, self.now_ms, is_on=mode != "off")
+        self.gate = Gate(self.state.access, mode, self.now_ms, self._on_denial)
+        self.access_changes = AccessChanges(
+            writer, machine, leadership, self.audit, self.now_ms, box
+        )
 
     def _make_directory(self, random_number: Callable[[], int]) -> Directory:
         node, seeds = self.settings.config.node, self.settings.config.broker.seeds
@@ -220,6 +232,7 @@ class Broker:
         self.on_leadership()
         self.gate.tick()
         if self.leadership.is_serving:
+            self.audit.tick()
             self.groups.tick()
             for service in self._services:
                 service.tick()
@@ -234,6 +247,7 @@ class Broker:
             self._step_down(self.leadership.refusal())
         if is_serving and not self._served_term:
             self._served_term = term
+            self.audit.lead()
             self.groups.lead()
             for service in self._services:
                 service.lead()
@@ -247,6 +261,7 @@ class Broker:
         self._step_down(error if error.address else stopped)
 
     def _step_down(self, error: MqError) -> None:
+        self.audit.step_down()
         self.missing_topics.step_down(error)
         self.groups.step_down(error)
         for service in self._services:
@@ -358,6 +373,10 @@ class Broker:
             self.groups.on_command(command)
         for service in self._services:
             service.on_command(command)
+
+    def _on_denial(self, denial: Denial) -> None:
+        self.denials.tell(denial)
+        self.audit.denied(denial)
 
     def _resolve(self, batch: Batch) -> Batch:
         if batch.half:

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from mq import names
 from mq.broker.leading import Leadership
+from mq.broker.security.audit import AuditTrail, Record
 from mq.broker.state.machine import Machine
 from mq.broker.state.topics import Topic
 from mq.broker.writing import EntryWriter
@@ -21,6 +22,7 @@ from mq.errors import (
     TopicExists,
     TopicNotFound,
 )
+from mq.store.batch import Batch
 from mq.wire.v1.cluster_pb2 import TopicRoute, TopicType
 from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic, Many
 
@@ -34,6 +36,7 @@ class Catalog:
         writer: EntryWriter,
         machine: Machine,
         leadership: Leadership,
+        audit: AuditTrail,
         elsewhere: Callable[[str], Iterable[TopicRoute]],
         *,
         default_queues: int,
@@ -41,6 +44,7 @@ class Catalog:
         self._writer = writer
         self._machine = machine
         self._leadership = leadership
+        self._audit = audit
         self._elsewhere = elsewhere
         self._default_queues = default_queues
         # Topics being deleted: a message written behind the delete would come back to life.
@@ -112,7 +116,9 @@ class Catalog:
             try:
                 # Batches that were let in before stand before it in the log.
                 await asyncio.sleep(0)
-                await self._propose(Command(drop_topic=DropTopic(topic=name)))
+                before = _audited(self._machine.state.topics.get(name))
+                command = Command(drop_topic=DropTopic(topic=name))
+                await self._propose(command, Record("delete_topic", f"topic:{name}", before))
             finally:
                 self._leaving.discard(name)
 
@@ -126,7 +132,8 @@ class Catalog:
             raise GroupNotFound(f"there is no group {group}: `mq group list` shows those that are")
         commands = [Command(drop_group=DropGroup(group=group))]
         commands += [Command(drop_topic=DropTopic(topic=one)) for one in self._topics_of(group)]
-        await self._propose(Command(many=Many(commands=commands)))
+        record = Record("delete_group", f"group:{group}")
+        await self._propose(Command(many=Many(commands=commands)), record)
 
     def _topics_of(self, group: str) -> list[str]:
         """Topics that only the group uses: its retries, and its dead letters if there are none."""
@@ -196,14 +203,38 @@ class Catalog:
 
     async def _put(self, topic: Topic) -> Topic:
         self._check_staying(topic.name)
-        await self._propose(Command(put_topic=topic.command()))
+        known = self._machine.state.topics.get(topic.name)
+        record = Record(
+            "create_topic" if known is None else "alter_topic",
+            f"topic:{topic.name}",
+            _audited(known),
+            _audited(topic),
+        )
+        command = Command(put_topic=topic.command())
+        await self._propose(command, None if topic.is_internal else record)
         try:
             return self._machine.state.topics.find(topic.name)
         except MqError:
             raise TopicNotFound(f"topic {topic.name} was deleted at the same moment") from None
 
-    async def _propose(self, command: Command) -> None:
-        await self._writer.write_uncancelled(command)
+    async def _propose(self, command: Command, record: Record | None) -> None:
+        batches: list[Batch] = []
+        if record is not None:
+            command, batches = self._audit.recorded(command, record)
+        await self._writer.write_uncancelled(command, batches)
+
+
+def _audited(topic: Topic | None) -> dict[str, object] | None:
+    if topic is None:
+        return None
+    return {
+        "type": TopicType.Name(topic.type),
+        "write_queues": topic.write_queues,
+        "read_queues": topic.read_queues,
+        "is_readable": topic.is_readable,
+        "is_writable": topic.is_writable,
+        "priorities": topic.priorities,
+    }
 
 
 def _check_priorities(name: str, priorities: int, queues: int) -> None:

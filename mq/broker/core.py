@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from mq.broker.catalog import Catalog
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.leading import Leadership
+from mq.broker.security.audit import AuditTrail
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
 from mq.broker.writing import EntryWriter
@@ -46,6 +47,7 @@ class Core:
     leadership: Leadership
     catalog: Catalog
     arrivals: Arrivals
+    audit: AuditTrail
     # The wall clock, which may be set back and forth.
     now_ms: Callable[[], int]
     # Numbers of 64 bits that cannot be guessed.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Mapping
 
 from mq import names
 from mq.admin.broker_sets import BrokerSets
@@ -14,11 +16,15 @@ from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.long_work import in_turns
+from mq.broker.queue import Queue
+from mq.broker.security.audit import Record
 from mq.rpc.access import Rules
 from mq.rpc.context import Context
 from mq.rpc.queues import decode_offset_kind, encode_positions, start_offsets, topic_queues
 from mq.rpc.transaction import parse_transaction_id
 from mq.wire.v1 import admin_pb2 as pb
+
+_QUEUES_RECORDED_MAX = 100
 
 
 class AdminService:
@@ -87,6 +93,13 @@ class AdminService:
         before = await self._groups.reset(
             request.group, after, may_be_new=request.may_be_new, is_dry_run=request.is_dry_run
         )
+        if not request.is_dry_run:
+            self._record(
+                "reset_offsets",
+                f"group:{request.group}",
+                _moved(request.topic, before),
+                _moved(request.topic, after),
+            )
         # Two messages that follow each other are one with the fields of both.
         return b"".join(
             [
@@ -150,6 +163,7 @@ class AdminService:
             if request.queue_offsets
             else await letters.resend_all(request.group)
         )
+        self._record("resend_dead_letters", f"group:{request.group}", None, {"messages": count})
         return pb.ResendDeadLettersResponse(messages=count)
 
     async def purge_dead_letters(
@@ -180,16 +194,22 @@ class AdminService:
     # -- the broker set and the cluster -----------------------------------------------------------
 
     async def add_member(self, request: pb.AddMemberRequest, context: Context) -> pb.MemberList:
-        return await self._members.add(request.node_id, request.address)
+        members = await self._members.add(request.node_id, request.address)
+        self._record("add_member", f"node:{request.node_id}", None, {"address": request.address})
+        return members
 
     async def remove_member(
         self, request: pb.RemoveMemberRequest, context: Context
     ) -> pb.MemberList:
-        return await self._members.remove(request.node_id)
+        members = await self._members.remove(request.node_id)
+        self._record("remove_member", f"node:{request.node_id}")
+        return members
 
     async def transfer_leadership(
         self, request: pb.TransferLeadershipRequest, context: Context
     ) -> pb.TransferLeadershipResponse:
+        # Before it: another node leads then.
+        self._record("transfer_leadership", f"node:{request.node_id}")
         return await self._members.transfer_leadership(request.node_id)
 
     async def add_broker_set(
@@ -217,6 +237,25 @@ class AdminService:
         return self._control.options()
 
     async def set_config(self, request: pb.SetConfigRequest, context: Context) -> pb.ConfigList:
+        before = self._option(request.name)
         self._control.set_option(request.name, request.value)
-        options = self._control.options().options
-        return pb.ConfigList(options=[one for one in options if one.name == request.name])
+        after = self._option(request.name)
+        values = [next((one.value for one in found), None) for found in (before, after)]
+        self._record("set_config", f"config:{request.name}", *values)
+        return pb.ConfigList(options=after)
+
+    def _option(self, name: str) -> list[pb.ConfigOption]:
+        return [one for one in self._control.options().options if one.name == name]
+
+    def _record(self, what: str, subject: str, before: object = None, after: object = None) -> None:
+        """Of a change that is not an entry with a record of its own."""
+        self._broker.audit.changed(Record(what, subject, before, after))
+
+
+def _moved(topic: str, offsets: Mapping[Queue, int]) -> dict[str, object]:
+    shown = itertools.islice(offsets.items(), _QUEUES_RECORDED_MAX)
+    return {
+        "topic": topic,
+        "queue_count": len(offsets),
+        "queues": {str(queue.queue_id): queue_offset for queue, queue_offset in shown},
+    }

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from google.protobuf.message import Message
 
 from mq.broker.leading import Leadership
+from mq.broker.security.audit import CALLER
 from mq.broker.security.gate import ANYBODY, EVERYBODY, Gate, LiveStream, Principal
 from mq.errors import FlowControl, MqError, Unauthenticated
 from mq.http2.calls import CallAborted, CallEnded
@@ -291,6 +292,7 @@ class Dispatcher(NamedTuple):
                     if not is_open:
                         caller = self._caller(context)
                         method.rule(caller, request)
+                    CALLER.set(context.caller)
                     response = await method.serve(request, context)
                     if method.waits and not is_open and not gate.is_current(caller):
                         method.rule(self._caller(context), request)
@@ -328,6 +330,7 @@ class Dispatcher(NamedTuple):
                     await leadership.settled()
                 stream = gate.enter(await self._known_caller(context), end)
                 LIVE.set(stream)
+                CALLER.set(stream.principal)
                 await method.serve(context)
             except asyncio.CancelledError:
                 if ended is None:

@@ -18,6 +18,7 @@ from mq.broker.core import Core
 from mq.broker.queue import Queue
 from mq.broker.retry import retries
 from mq.broker.retry.origins import batch_of
+from mq.broker.security.audit import Record
 from mq.errors import IllegalRequest, MessageNotFound, TopicNotFound
 from mq.store.batch import Batch
 from mq.store.lookup import StoredMessage
@@ -153,7 +154,10 @@ class DeadLetters:
             start, end = self._extent(queue)
             stop = min(before_offset or end, end)
             if stop > start:
-                await self._write(_trim(queue, stop))
+                record = Record(
+                    "purge_dead_letters", f"group:{group}", {"start": start}, {"start": stop}
+                )
+                await self._write(*self._core.audit.recorded(_trim(queue, stop), record))
         return max(0, stop - start)
 
     async def set_retries(self, group: str, retries_max: int) -> None:
@@ -164,9 +168,10 @@ class DeadLetters:
             raise IllegalRequest(
                 f"retries_max = {retries_max}: a group retries 0 to {retries.RETRIES_MAX} times"
             )
-        await self._core.writer.write(
-            Command(put_group=PutGroup(group=group, retries_max=retries_max))
-        )
+        command = Command(put_group=PutGroup(group=group, retries_max=retries_max))
+        before = {"retries_max": self._core.state.offsets.retries_max(group)}
+        record = Record("alter_group", f"group:{group}", before, {"retries_max": retries_max})
+        await self._core.writer.write(*self._core.audit.recorded(command, record))
 
     async def _write(self, command: Command | None, batches: Sequence[Batch] = ()) -> None:
         """Not cancelled half-way: the next one would send the same letters again."""

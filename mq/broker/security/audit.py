@@ -18,9 +18,9 @@ from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 from mq import names
-from mq.broker.core import Service
 from mq.broker.leading import Leadership
 from mq.broker.retry.origins import batch_of
+from mq.broker.security.gate import Denial
 from mq.broker.state.machine import Machine, ProposedEntry
 from mq.broker.state.topics import Topic
 from mq.broker.writing import EntryWriter
@@ -81,7 +81,7 @@ class Record(NamedTuple):
     details: dict[str, object] = {}  # noqa: RUF012 - a tuple's default, which nothing changes
 
 
-class AuditTrail(Service):
+class AuditTrail:
     def __init__(
         self,
         writer: EntryWriter,
@@ -133,10 +133,16 @@ class AuditTrail(Service):
 
     # -- refusals ---------------------------------------------------------------------------------
 
-    def denied(
-        self, by: Caller, action: str, resource: str, *, reason: str = "", is_enforced: bool = True
-    ) -> None:
+    def denied(self, denial: Denial) -> None:
         """Must not wait: it is called for every call that is refused, or would be."""
+        need = denial.need
+        action, resource = ("call", "") if need is None else (str(need[0]), str(need[1]))
+        outcome = DENIED if denial.is_enforced else "observed"
+        self.refused(denial.principal, action, resource, denial.reason, outcome)
+
+    def refused(
+        self, by: Caller, action: str, resource: str, reason: str, outcome: str = DENIED
+    ) -> None:
         self.denials_total += 1
         if not self._leadership.is_serving:
             self.unrecorded_total += 1
@@ -149,7 +155,6 @@ class AuditTrail(Service):
             self.unrecorded_total += 1
             return
         self._denied.add(key)
-        outcome = DENIED if is_enforced else "observed"
         details: dict[str, object] = {"action": action, "reason": reason}
         self._add(self._message(Record(DENIED, resource, None, None, outcome, details), by))
 
@@ -167,15 +172,17 @@ class AuditTrail(Service):
     # -- the entries ------------------------------------------------------------------------------
 
     def lead(self) -> None:
+        """This node serves from now on."""
         self._waiting.clear()
         self._denied.clear()
         self._left_out = 0
 
-    def step_down(self, error: MqError) -> None:  # noqa: ARG002 - nobody waits for a record
+    def step_down(self) -> None:
         self.unrecorded_total += len(self._waiting) + self._left_out
         self.lead()
 
     def tick(self) -> None:
+        """A few times a second, while this node serves."""
         self._begin_minute()
         if self._waiting and abs(self._now_ms() - self._flushed_ms) >= _FLUSH_MS:
             self._flush()
