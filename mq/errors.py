@@ -223,6 +223,11 @@ class FlowControl(MqError):
     code = Code.FLOW_CONTROL
     retryable = True
 
+    def __init__(self, text: str = "", retry_after_ms: int = 0) -> None:
+        """0: after a moment."""
+        super().__init__(text)
+        self.retry_after_ms = retry_after_ms
+
 
 class IllegalMembership(MqError):
     """The change of members cannot be made, or not now."""

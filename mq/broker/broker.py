@@ -34,6 +34,7 @@ from mq.broker.security.audit import AuditTrail
 from mq.broker.security.changes import AccessChanges
 from mq.broker.security.denials import Denials
 from mq.broker.security.gate import Denial, Gate
+from mq.broker.security.login import Logins
 from mq.broker.state.machine import AppliedEntry, Machine
 from mq.broker.transaction.transacting import Transacting
 from mq.broker.writing import EntryWriter
@@ -80,34 +81,11 @@ class Broker:
         # Monotonic clock, for time-outs.
         self.steady_ms = _steady_ms
         self._until_durable = until_durable
-        options = settings.config.broker
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
         self._make_security(box)
         self.directory = self._make_directory(random_number)
-        self.catalog = Catalog(
-            self.writer,
-            machine,
-            self.leadership,
-            self.audit,
-            self.directory.elsewhere,
-            default_queues=options.default_queues,
-        )
-        self.publisher = Publisher(
-            self.writer,
-            machine,
-            self.leadership,
-            self.catalog,
-            resolve=self._resolve,
-            in_flight_bytes_max=options.in_flight_bytes,
-            entry_bytes_max=settings.config.store.entry_bytes_max,
-        )
-        self.joined_sends = JoinedSends(
-            self.publisher,
-            self.state.topics,
-            message_bytes_max=settings.config.store.message_bytes_max,
-            timeout_s=options.send_timeout_ms / 1000,
-        )
+        self._make_publishing()
         self._make_consuming()
         self._make_services(
             Core(
@@ -128,6 +106,32 @@ class Broker:
         # Where queues started then: what was gone before is not lost again.
         self._dropped_through: dict[Queue, int] = {}
 
+    def _make_publishing(self) -> None:
+        config = self.settings.config
+        self.catalog = Catalog(
+            self.writer,
+            self.machine,
+            self.leadership,
+            self.audit,
+            self.directory.elsewhere,
+            default_queues=config.broker.default_queues,
+        )
+        self.publisher = Publisher(
+            self.writer,
+            self.machine,
+            self.leadership,
+            self.catalog,
+            resolve=self._resolve,
+            in_flight_bytes_max=config.broker.in_flight_bytes,
+            entry_bytes_max=config.store.entry_bytes_max,
+        )
+        self.joined_sends = JoinedSends(
+            self.publisher,
+            self.state.topics,
+            message_bytes_max=config.store.message_bytes_max,
+            timeout_s=config.broker.send_timeout_ms / 1000,
+        )
+
     def _make_security(self, box: SecretBox | None) -> None:
         mode = self.settings.config.auth.mode
         writer, machine, leadership = self.writer, self.machine, self.leadership
@@ -136,6 +140,9 @@ class Broker:
         self.gate = Gate(self.state.access, mode, self.now_ms, self._on_denial)
         self.access_changes = AccessChanges(
             writer, machine, leadership, self.audit, self.now_ms, box
+        )
+        self.logins = Logins(
+            self.state.access, self.access_changes, self.audit, self.now_ms, self.steady_ms
         )
 
     def _make_directory(self, random_number: Callable[[], int]) -> Directory:

@@ -37,6 +37,7 @@ from mq.wire.v1.cluster_pb2 import (
     PeerSet,
     TopicRoute,
 )
+from mq.wire.v1.security_pb2 import SetAccess
 
 SETS_MAX = 1_000
 # Greetings to a set of which others told, before it counts as a mistake of theirs.
@@ -131,6 +132,15 @@ class Directory:
                 "ask for its route again"
             )
 
+    def accesses(self) -> list[SetAccess]:
+        """The users and policies of the other sets, as they said when they last greeted."""
+        found = sorted((one.name, *one.access) for one in self._known())
+        return [
+            SetAccess(broker_set=name, version=version, digest=digest)
+            for name, version, digest in found
+            if digest
+        ]
+
     def is_readable_elsewhere(self, name: str) -> bool:
         return any(name in one.readable for one in self._known())
 
@@ -224,6 +234,9 @@ class Directory:
         response.broker_set.CopyFrom(self.own())
         response.others.extend(self._told(without=sender.name))
         response.topics_version = version
+        if version:
+            access = self._state.access
+            response.access_version, response.access_digest = access.change_count, access.digest()
         return response
 
     def heard(

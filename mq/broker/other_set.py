@@ -17,6 +17,7 @@ from mq.wire.v1.cluster_pb2 import BrokerSet, GreetResponse, NodeRoute, TopicRou
 
 ADDRESSES_MAX = 32
 _NODES_MAX = 64
+_DIGEST_BYTES = 32
 _QUEUES_MAX = names.QUEUE_ID_MAX + 1
 # The longest name of a topic is that of a group behind a prefix.
 _TOPIC_CHARACTERS_MAX = names.NAME_CHARACTERS_MAX + len(names.RETRY_PREFIX)
@@ -75,6 +76,8 @@ class OtherSet:
     # Greetings in a row without an answer.
     failures: int = 0
     zones: frozenset[str] = frozenset()
+    # Version and digest of its users and policies; empty: not known.
+    access: tuple[int, bytes] = (0, b"")
     # Queues by topic, of those that can be read.
     readable: dict[str, int] = field(default_factory=dict)
     _news_ms: int = 0
@@ -120,6 +123,8 @@ class OtherSet:
             self.broker_set, self._news_ms = broker_set, now_ms
             self.zones = frozenset(node.zone for node in broker_set.nodes if node.zone)
         self.heard_ms, self.failures = now_ms, 0
+        if len(response.access_digest) == _DIGEST_BYTES:
+            self.access = response.access_version, response.access_digest
         version = response.topics_version
         # 0: it has not read its own log yet. Another answer may have come since it was greeted.
         if version not in (0, self.topics_version, asked_version):

@@ -25,6 +25,7 @@ from mq.broker.directory import SETS_MAX
 from mq.broker.other_set import ADDRESSES_MAX
 from mq.broker.retry.dead_letters import LIST_MAX
 from mq.broker.retry.retrying import FAILED_MAX
+from mq.broker.security.changes import CHANGES_MAX
 from mq.errors import IllegalRequest
 from mq.store import batch as batches
 from mq.store.batch import Batch
@@ -38,6 +39,8 @@ ATOMIC_POSITIONS_MAX = 2_000
 TOPICS_MAX = 256
 HANDLES_MAX = 2_000
 ROUTES_MAX = 10_000
+# Of all users in one change.
+USER_ROLES_MAX, USER_NAMESPACES_MAX = 3_200, 10_000
 PUBLISHED_MAX = 2_000
 TRANSACTED_MAX = 10_000
 # Messages of a batch whose sizes and hashes the producer has sent along: all are checked at once.
@@ -59,6 +62,7 @@ LIMITS = {
     "Batch.messages": PLAIN_MAX,
     "Batch.tag_hashes": PREPARED_MAX,
     "ChangeInvisibleRequest.handles": HANDLES_MAX,
+    "ChangeAccessRequest.changes": CHANGES_MAX,
     "CommitOffsetsRequest.positions": POSITIONS_MAX,
     "FindOffsetsRequest.queue_ids": names.QUEUE_ID_MAX + 1,
     "GreetRequest.others": SETS_MAX,
@@ -83,6 +87,8 @@ LIMITS = {
     "SubscribeStart.positions": POSITIONS_MAX,
     "SubscribeStart.subscriptions": TOPICS_MAX,
     "TransactRequest.more": TRANSACTED_MAX,
+    "User.namespaces": USER_NAMESPACES_MAX,
+    "User.roles": USER_ROLES_MAX,
 }
 # No request within the limits has so many fields, unless it repeats some.
 _FIELDS_MAX = 100_000

@@ -158,7 +158,7 @@ class Dispatcher(NamedTuple):
             caller = context.caller = self.gate.identify(
                 context.header("authorization"),
                 context.certificate_names(),
-                _address(context.peer()),
+                peer_address(context.peer()),
             )
         return caller
 
@@ -360,7 +360,7 @@ def _told(context: Context) -> Principal:
     return ANYBODY if caller is None else caller
 
 
-def _address(peer: str) -> str:
+def peer_address(peer: str) -> str:
     """The IP address in a peer as gRPC writes it: ipv4:127.0.0.1:50000, ipv6:[::1]:50000, which
     may be percent-encoded.
     """

@@ -16,15 +16,23 @@ from google.protobuf.descriptor import ServiceDescriptor
 from mq.access.policies import Action
 from mq.admin.control import Control
 from mq.broker.broker import Broker
-from mq.rpc.access import Rules, any_caller
+from mq.rpc.access import Rules, any_caller, open_to_all
 from mq.rpc.admin import AdminService
 from mq.rpc.cluster import ClusterService
 from mq.rpc.consumer import ConsumerService
 from mq.rpc.methods import Method, stream, unary
 from mq.rpc.producer import ProducerService
+from mq.rpc.security import SecurityService
 from mq.rpc.transaction import TransactionService
 from mq.store.identity import Identity
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
+from mq.wire.v1 import (
+    admin_pb2,
+    cluster_pb2,
+    consumer_pb2,
+    producer_pb2,
+    security_pb2,
+    transaction_pb2,
+)
 
 
 class Service(NamedTuple):
@@ -42,6 +50,7 @@ def table(
         _consumer(ConsumerService(broker, rules), rules),
         _cluster(ClusterService(broker, identity, rules), rules),
         _admin(AdminService(broker, name, control, rules), rules),
+        _security(SecurityService(broker)),
     ]
 
 
@@ -333,3 +342,19 @@ def _cluster_and_node(serving: AdminService, rules: Rules) -> list[Method]:
             leader_only=False,
         ),
     ]
+
+
+def _security(serving: SecurityService) -> Service:
+    """The service itself checks what is for superusers: everybody has something of its own."""
+    pb = security_pb2
+    return Service(
+        pb.DESCRIPTOR.services_by_name["SecurityService"],
+        [
+            unary("Login", pb.LoginRequest, serving.login, open_to_all),
+            # About the caller, as the node that is asked knows it.
+            unary("WhoAmI", pb.WhoAmIRequest, serving.who_am_i, any_caller, leader_only=False),
+            unary("ChangeAccess", pb.ChangeAccessRequest, serving.change_access, any_caller),
+            unary("DescribeAccess", pb.DescribeAccessRequest, serving.describe_access, any_caller),
+            unary("CheckAccess", pb.CheckAccessRequest, serving.check_access, any_caller),
+        ],
+    )

@@ -83,7 +83,9 @@ def wire_status(error: MqError) -> status_pb2.Status:
         code=wire_code(error),
         text=str(error).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore"),
         leader_address=(error.address or "") if isinstance(error, NotLeader) else "",
-        retry_after_ms=RETRY_AFTER_MS if isinstance(error, FlowControl) else 0,
+        retry_after_ms=(error.retry_after_ms or RETRY_AFTER_MS)
+        if isinstance(error, FlowControl)
+        else 0,
     )
 
 

@@ -18,6 +18,7 @@ from mq.wire.v1 import (
     consumer_pb2,
     message_pb2,
     producer_pb2,
+    security_pb2,
     status_pb2,
     transaction_pb2,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 30.0
 # By default a client takes 4 MiB, which a message of the largest size in its frame is not.
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
-FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
+FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, security_pb2, transaction_pb2)
 METHODS: dict[str, MethodDescriptor] = {
     f"{service.name}/{method.name}": method
     for file in FILES

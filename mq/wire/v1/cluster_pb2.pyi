@@ -113,13 +113,17 @@ class GreetRequest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[_Union[PeerSet, _Mapping]] = ..., others: _Optional[_Iterable[_Union[PeerSet, _Mapping]]] = ..., topics_version: _Optional[int] = ...) -> None: ...
 
 class GreetResponse(_message.Message):
-    __slots__ = ("broker_set", "others", "topics_version", "topics")
+    __slots__ = ("broker_set", "others", "topics_version", "topics", "access_version", "access_digest")
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     broker_set: BrokerSet
     others: _containers.RepeatedCompositeFieldContainer[PeerSet]
     topics_version: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
-    def __init__(self, broker_set: _Optional[_Union[BrokerSet, _Mapping]] = ..., others: _Optional[_Iterable[_Union[PeerSet, _Mapping]]] = ..., topics_version: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+    access_version: int
+    access_digest: bytes
+    def __init__(self, broker_set: _Optional[_Union[BrokerSet, _Mapping]] = ..., others: _Optional[_Iterable[_Union[PeerSet, _Mapping]]] = ..., topics_version: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., access_version: _Optional[int] = ..., access_digest: _Optional[bytes] = ...) -> None: ...

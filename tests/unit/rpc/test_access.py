@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from mq.rpc.methods import Method
 
 # Lists, and what is found by an id: they are checked when it is known what is found.
-CHECKED_BY_THE_SERVICE = {"ListTopics", "ListGroups", "ListTransactions", "GetMessage"}
+CHECKED_BY_THE_SERVICE = {
+    *("ListTopics", "ListGroups", "ListTransactions", "GetMessage"),
+    *("WhoAmI", "ChangeAccess", "DescribeAccess", "CheckAccess"),
+}
 
 
 class FakeCall:

@@ -20,7 +20,14 @@ from mq.rpc.methods import Answer, Dispatcher, Method, stream, unary
 from mq.rpc.producer import ProducerService
 from mq.rpc.status import CODE_KEY
 from mq.store.identity import Identity
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
+from mq.wire.v1 import (
+    admin_pb2,
+    cluster_pb2,
+    consumer_pb2,
+    producer_pb2,
+    security_pb2,
+    transaction_pb2,
+)
 from mq.wire.v1.consumer_pb2 import JoinRequest, LeaveRequest, LeaveResponse
 from tests.support.consensus import Node, on_loop, soon
 
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from mq.broker.security.gate import Principal
     from mq.rpc.context import Context
 
-FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
+FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, security_pb2, transaction_pb2)
 
 
 def table(node: Node) -> list[services.Service]:
