@@ -145,15 +145,27 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         Meta(description="What speaks gRPC to clients: gRPC's own server, or the broker's."),
     ] = "mq"
     tls: Annotated[
-        Literal["off", "required"],
-        Meta(description="required: clients and other brokers connect with TLS 1.2 or later."),
+        Literal["off", "optional", "required"],
+        Meta(description="TLS 1.2 or later for clients and brokers; optional: or plaintext."),
     ] = "off"
+    tls_clients: Annotated[
+        Literal["no", "optional", "required"],
+        Meta(description="Whether clients may or must show a certificate of tls_ca."),
+    ] = "no"
     tls_cert: Annotated[_File, Meta(description="Certificate that clients are shown.")] = ""
     tls_key: Annotated[_File, Meta(description="Private key of the certificate.")] = ""
     tls_ca: Annotated[
         _File,
-        Meta(description="Authority of the other brokers' certificates; empty: the public ones."),
+        Meta(description="Authority of brokers' and clients' certificates; empty: public ones."),
     ] = ""
+    external_tls: Annotated[
+        Literal["same", "off", "optional", "required"],
+        Meta(description="TLS of the second place for clients; same: as broker.tls."),
+    ] = "same"
+    external_tls_clients: Annotated[
+        Literal["same", "no", "optional", "required"],
+        Meta(description="tls_clients of the second place; same: as broker.tls_clients."),
+    ] = "same"
     connections_max: Annotated[
         int,
         Meta(
@@ -230,6 +242,10 @@ class MetricsConfig(_Section, frozen=True, kw_only=True):
     enabled: Annotated[Literal["no", "yes"], Meta(description="Whether metrics are served.")] = (
         "yes"
     )
+    tls: Annotated[
+        Literal["off", "on"],
+        Meta(description="on: metrics are served with TLS, by broker.tls_cert and tls_key."),
+    ] = "off"
 
 
 class StoreConfig(_Section, frozen=True, kw_only=True):

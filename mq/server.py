@@ -160,7 +160,7 @@ class Server:
         check_doors(self._config)
         identity = Identity(node.cluster, node.broker_set, node.node)
         settings, listen, raft_tls = raft_settings.from_config(self._config)
-        tls, connect = rpc_tls.from_config(self._config.broker)
+        tls = rpc_tls.from_config(self._config.broker, self._config.metrics.tls)
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
@@ -212,8 +212,8 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            greeter = Greeter(broker.directory, broker.steady_ms, connect)
-            others = _others(raft, consensus, connect)
+            greeter = Greeter(broker.directory, broker.steady_ms, tls.connect)
+            others = _others(raft, consensus, tls.connect)
             mender = Mender(store, vfs, node.node, others)
             for work in (greeter.run(), rpc.connections.run(), mender.run(), _scrub(scrubber)):
                 stack.callback(asyncio.create_task(work).cancel)
@@ -322,7 +322,7 @@ class Server:
             entries=store.log.last_index,
             log_bytes=store.log.end_offset - store.log.start_offset,
         )
-        if sys.stderr.isatty() and self._config.broker.tls == "off":  # else the commands fail
+        if sys.stderr.isatty() and self._config.broker.tls != "required":
             sys.stderr.write(hints.first_steps(parts.address, hints.program()))
 
     async def _do_housekeeping(self, parts: Parts) -> None:

@@ -141,6 +141,7 @@ class Call(Stream):
     __slots__ = (
         "_acceptor",
         "_callbacks",
+        "_certificate_names",
         "_inbox",
         "_initial",
         "_is_head_sent",
@@ -168,6 +169,7 @@ class Call(Stream):
         super().__init__(connection, stream_id, request.content_length)
         self.request = request
         self._peer = connection.peer
+        self._certificate_names = connection.certificate_names
         self._acceptor = acceptor
         self._unary: UnaryHandler | None = None
         # The request of a unary call, until the peer has ended its side.
@@ -222,8 +224,8 @@ class Call(Stream):
         return self._peer
 
     def certificate_names(self) -> Sequence[str]:
-        """The names in the certificate of the client, if it has shown one that is trusted."""
-        return ()
+        """URI and DNS names that the client's verified certificate is made for; none without."""
+        return self._certificate_names
 
     def time_remaining(self) -> float | None:
         """Seconds; None: the client waits for ever."""

@@ -3,25 +3,30 @@
 All frames of one turn of the loop go to the transport in one write. Nothing here needs uvloop, and
 everything runs on it.
 
-With TLS the context comes from outside, another one holds for the connections that come after it,
-and clients have to agree on `h2`. A handshake counts as a connection from its first byte: those
-that never end take places among `connections_max` for `handshake_s` at most.
+With TLS the context is asked for at each connection: another one holds for those that come after
+it. Clients have to agree on `h2`. The first byte of a connection tells TLS from plaintext, which is
+served, or told that TLS is needed. A handshake counts as a connection from the moment when it is
+accepted: those that never end take places among `connections_max` for `handshake_s` at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
+from mq.http2 import frames
 from mq.http2.calls import Call, CallAcceptor, Handlers
 from mq.http2.connection import Connection
 from mq.http2.deadlines import TICK_S, Deadlines
 from mq.http2.frames import ErrorCode
 from mq.http2.limits import Limits, Usage
+from mq.logging import RateLimit, get_logger
+from mq.tls import names_of
+
+log = get_logger(__name__)
 
 # What is handed to the transport at once, and from where on it asks for a pause.
 _WRITE_BYTES: Final = 1 << 20
@@ -36,6 +41,13 @@ _CLOSE_S: Final = 5.0
 _ACCEPT_AGAIN_S: Final = 1.0
 # How long a stop waits for clients to see that it has begun.
 _NOTICE_S: Final = 0.5
+# The first byte of a connection with TLS.
+_TLS_HANDSHAKE: Final = b"\x16"
+# For clients without TLS. No SETTINGS before it: with them gRPC takes the connection for a good
+# one, sends its calls with all they carry, and connects again at once, for ever.
+_NEEDS_TLS: Final = frames.goaway(0, ErrorCode.INADEQUATE_SECURITY, "this port requires TLS")
+# Lines about handshakes that fail, which any client can cause.
+_LINES_MAX, _LINES_S = 10, 60.0
 
 
 class Http2Server:
@@ -46,10 +58,14 @@ class Http2Server:
         handlers: Handlers,
         limits: Limits,
         connections_max: int,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         on_refused: Callable[[], None] = lambda: None,
+        *,
+        takes_plaintext: bool = False,
     ) -> None:
-        """`on_refused` is called for every connection beyond the limit, which is closed at once."""
+        """`on_refused` is called for every connection beyond the limit, which is closed at once.
+        `takes_plaintext`: beside TLS, on the same port.
+        """
         self.limits = limits
         self.usage = Usage()
         self.loop = asyncio.get_running_loop()
@@ -57,7 +73,9 @@ class Http2Server:
         self.connections: set[ServerProtocol] = set()
         self.deadlines = Deadlines()
         self.acceptor = CallAcceptor(handlers, self.deadlines, self.loop, self._on_overload)
-        self.tls = tls
+        self._tls = tls
+        self._takes_plaintext = takes_plaintext
+        self._lines = RateLimit(_LINES_MAX, _LINES_S)
         self._on_refused = on_refused
         self._sockets: list[socket.socket] = []
         self._listeners: list[asyncio.Server] = []
@@ -83,11 +101,11 @@ class Http2Server:
 
     async def start(self) -> None:
         for bound in self._sockets:
-            if self.tls is None:
+            if self._tls is None:
                 await self._listen(bound)
             else:
                 bound.listen(_BACKLOG)
-                self._acceptors.append(self.loop.create_task(self._accept_encrypted(bound)))
+                self._acceptors.append(self.loop.create_task(self._accept(bound, self._tls)))
         self._sweep()
 
     async def _listen(self, bound: socket.socket) -> None:
@@ -98,34 +116,85 @@ class Http2Server:
         bound.listen(_BACKLOG)
         self._listeners.append(listener)
 
-    async def _accept_encrypted(self, bound: socket.socket) -> None:
+    async def _accept(self, bound: socket.socket, tls: Callable[[], ssl.SSLContext]) -> None:
         """One connection a turn: a handshake takes about a millisecond. A server of the loop would
         tell nothing of handshakes that have begun, nor of those that fail.
         """
         while True:
             try:
-                accepted, _ = await self.loop.sock_accept(bound)
+                accepted, address = await self.loop.sock_accept(bound)
             except OSError:
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if len(self.connections) + len(self._handshakes) >= self.connections_max:
+            if self.connection_count >= self.connections_max:
                 self._on_refused()
                 accepted.close()
             else:
-                task = self.loop.create_task(self._encrypt(accepted))
+                task = self.loop.create_task(self._shake_hands(accepted, address[0], tls))
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
             await asyncio.sleep(0)
 
-    async def _encrypt(self, accepted: socket.socket) -> None:
-        # Such as ssl.SSLError, and a handshake that takes too long.
-        with contextlib.suppress(OSError):
-            await self.loop.connect_accepted_socket(
-                lambda: ServerProtocol(self),
-                accepted,
-                ssl=self.tls,
-                ssl_handshake_timeout=self.limits.handshake_s,
-            )
+    @property
+    def connection_count(self) -> int:
+        """With those that have not got further than a handshake."""
+        return len(self.connections) + len(self._handshakes)
+
+    async def _shake_hands(
+        self, accepted: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]
+    ) -> None:
+        deadline_s = self.loop.time() + self.limits.handshake_s
+        is_handed_over = False
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                first = await self._first_byte(accepted)
+            if first == _TLS_HANDSHAKE:
+                is_handed_over = True
+                await self._serve(accepted, tls(), deadline_s - self.loop.time())
+            elif first and self._takes_plaintext:
+                is_handed_over = True
+                await self._serve(accepted)
+            elif first:
+                self._tell("a client without TLS is refused", client=host)
+                await self._refuse_plaintext(accepted)
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason or str(error)
+            self._tell("a TLS handshake failed", client=host, reason=reason)
+        except OSError:  # such as a handshake that takes too long
+            pass
+        finally:
+            if not is_handed_over:
+                accepted.close()
+
+    async def _first_byte(self, accepted: socket.socket) -> bytes:
+        """Leaves it where it is; empty: the peer has gone."""
+        readable = asyncio.Event()
+        self.loop.add_reader(accepted, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self.loop.remove_reader(accepted)
+        return accepted.recv(1, socket.MSG_PEEK)
+
+    async def _serve(
+        self,
+        accepted: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        handshake_s: float | None = None,
+    ) -> None:
+        await self.loop.connect_accepted_socket(
+            lambda: ServerProtocol(self), accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+        )
+
+    async def _refuse_plaintext(self, accepted: socket.socket) -> None:
+        accepted.send(_NEEDS_TLS)
+        accepted.shutdown(socket.SHUT_WR)
+        # See ServerProtocol._close.
+        await asyncio.sleep(_LINGER_S)
+
+    def _tell(self, event: str, **fields: str) -> None:
+        if self._lines.admit():
+            log.info(event, **fields, **self._lines.omitted())
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections; calls in flight have so long to end."""
@@ -205,6 +274,7 @@ class ServerProtocol(asyncio.Protocol):
             server.acceptor, server.limits, server.usage, self._wake, now_s
         )
         self._connection.peer = _peer(transport)
+        self._connection.certificate_names = _certificate_names(transport)
         if not server.admit(self) or not _speaks_h2(transport):
             self._is_closing = True
             transport.abort()
@@ -294,6 +364,11 @@ class ServerProtocol(asyncio.Protocol):
 def _speaks_h2(transport: asyncio.Transport) -> bool:
     encrypted = transport.get_extra_info("ssl_object")
     return encrypted is None or encrypted.selected_alpn_protocol() == "h2"
+
+
+def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:
+    names = names_of(transport.get_extra_info("ssl_object"))
+    return tuple(name for kind, name in names if kind in ("URI", "DNS"))
 
 
 def _peer(transport: asyncio.Transport) -> str:

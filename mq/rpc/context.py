@@ -27,7 +27,7 @@ class Context(Protocol):
         """A field of the request's metadata; the first one, if there are several."""
 
     def certificate_names(self) -> Sequence[str]:
-        """The names in the certificate of the client, if it has shown one that is trusted."""
+        """URI and DNS names that the client's verified certificate is made for; none without."""
 
     def time_remaining(self) -> float | None:
         """Seconds that the client still waits; None: for ever."""

@@ -16,12 +16,14 @@ from mq.http2.calls import CallAborted, CallEnded
 from mq.http2.limits import Limits
 from mq.http2.status import Status
 from mq.rpc.context import Handlers, StreamHandler, UnaryHandler
-from mq.rpc.tls import ServerTls
+from mq.rpc.tls import ListenerTls
 
 _LIMITS = Limits()
 _PING_MS_MIN = 5_000
 _PINGS_FORGIVEN = 10
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+# Of a certificate that gRPC has verified: it asks for no other.
+_NAMES = ("peer_uri", "peer_dns")
 _TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 
 
@@ -63,7 +65,7 @@ class GrpcioListener:
         handlers: Handlers,
         request_bytes_max: int,
         connections_max: int,
-        tls: ServerTls | None = None,
+        tls: ListenerTls | None = None,
     ) -> None:
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, connections_max))
@@ -82,7 +84,7 @@ class GrpcioListener:
     def _add_port(self, address: str) -> object:
         if self._tls is None:
             return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._tls.credentials)
+        return self._server.add_secure_port(address, self._tls.credentials())
 
     async def start(self) -> None:
         await self._server.start()
@@ -184,7 +186,8 @@ class _Call:
         return None
 
     def certificate_names(self) -> Sequence[str]:
-        return ()
+        shown = self._context.auth_context()
+        return tuple(name.decode() for kind in _NAMES for name in shown.get(kind, ()))
 
     def time_remaining(self) -> float | None:
         return cast("float | None", self._context.time_remaining())

@@ -6,7 +6,7 @@ from mq.http2.calls import Streaming, Unary
 from mq.http2.limits import Limits
 from mq.http2.server import Http2Server
 from mq.rpc.context import Handlers, UnaryHandler
-from mq.rpc.tls import ServerTls
+from mq.rpc.tls import ListenerTls
 
 
 class Http2Listener:
@@ -17,7 +17,7 @@ class Http2Listener:
         handlers: Handlers,
         request_bytes_max: int,
         connections_max: int,
-        tls: ServerTls | None = None,
+        tls: ListenerTls | None = None,
     ) -> None:
         served: dict[bytes, Unary | Streaming] = {}
         for path, handler in handlers.items():
@@ -26,8 +26,13 @@ class Http2Listener:
             else:
                 served[path.encode()] = Streaming(handler.serve)
         limits = Limits(message_bytes_max=request_bytes_max)
-        context = tls.context if tls is not None else None
-        self._server = Http2Server(served, limits, connections_max, context)
+        self._server = Http2Server(
+            served,
+            limits,
+            connections_max,
+            tls.context if tls is not None else None,
+            takes_plaintext=tls is not None and not tls.is_required,
+        )
 
     def bind(self, host: str, port: int) -> int:
         return self._server.bind(host, port)
@@ -39,4 +44,4 @@ class Http2Listener:
         await self._server.stop(grace_s)
 
     async def connections(self) -> int:
-        return len(self._server.connections)
+        return self._server.connection_count

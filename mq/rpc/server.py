@@ -17,7 +17,7 @@ from mq.rpc.http2 import Http2Listener
 from mq.rpc.methods import Dispatcher, Observer
 from mq.rpc.producer import ProducerService
 from mq.rpc.reflection import Reflection
-from mq.rpc.tls import ServerTls
+from mq.rpc.tls import BrokerTls
 from mq.store.identity import Identity
 
 # A request beside its batches.
@@ -38,7 +38,7 @@ class RpcServer:
         control: Control,
         observe: Observer,
         connections_max: int,
-        tls: ServerTls | None,
+        tls: BrokerTls,
     ) -> None:
         self._broker = broker
         self._tls = tls
@@ -86,7 +86,7 @@ class RpcServer:
             self._handlers(is_external=is_external),
             request_bytes_max,
             self.connections.limit,
-            self._tls,
+            self._tls.external if is_external else self._tls.main,
         )
         try:
             bound = listener.bind(host, port)

@@ -94,7 +94,7 @@ def test_tls_is_for_clients_that_agree_on_http2(loop: str) -> None:
     authority.configure_trust(trusting)
 
     async def test() -> None:
-        async with serving(tls=context) as (_, address):
+        async with serving(tls=lambda: context) as (_, address):
             port = address.rpartition(":")[2]
             credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
             async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
@@ -121,7 +121,7 @@ def test_handshakes_that_have_begun_are_connections_until_their_time_is_over(loo
 
     async def test() -> None:
         few = serving(
-            Limits(handshake_s=2.0), 3, tls=context, on_refused=lambda: refused.append(True)
+            Limits(handshake_s=2.0), 3, tls=lambda: context, on_refused=lambda: refused.append(True)
         )
         async with few as (_, address):
             host, _, port = address.rpartition(":")

@@ -197,7 +197,7 @@ class InteropServer:
 async def serve(header_table_bytes: int, tls: ssl.SSLContext | None) -> None:
     """For ever. Prints the port."""
     limits = Limits(header_table_bytes=header_table_bytes)
-    server = Http2Server(HANDLERS, limits, 1_000, tls)
+    server = Http2Server(HANDLERS, limits, 1_000, None if tls is None else lambda: tls)
     port = server.bind("127.0.0.1", 0)
     await server.start()
     sys.stdout.write(f"{port}\n")

@@ -113,6 +113,8 @@ _REASONS = (
     ("No route to host", "no route to host"),
     ("Network is unreachable", "network is unreachable"),
     ("Connection timed out", "no connection in time"),
+    # A GOAWAY, which brokers send first only to clients that speak no TLS where they must.
+    ("got frame type 7)", f"it requires TLS: {_TLS}"),
     ("Failed parsing HTTP/2", f"it does not speak gRPC, a metrics port perhaps: {_CLIENT_PORT}"),
     (
         "before receiving SETTINGS frame",

@@ -1,0 +1,261 @@
+"""TLS of the listeners of both transports on real sockets: plaintext beside it, certificates of
+clients, and files that change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import msgspec
+import pytest
+import uvloop
+
+from mq.config import BrokerConfig
+from mq.rpc import tls
+from mq.rpc.context import Context, UnaryHandler
+from mq.rpc.grpcio import GrpcioListener
+from mq.rpc.http2 import Http2Listener
+from tests.support.certificates import Authority, Files
+from tests.support.http2_frames import PREFACE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from mq.rpc.tls import BrokerTls
+
+ANSWER_S = 30.0
+GOAWAY = 7
+INADEQUATE_SECURITY = 12
+TRANSPORTS: dict[str, type[Http2Listener | GrpcioListener]] = {
+    "mq": Http2Listener,
+    "grpcio": GrpcioListener,
+}
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["mq", "grpcio"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def run(test: Callable[[], Awaitable[None]], loop: str = "asyncio") -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await test()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(limited())
+
+
+def names(_: bytes, context: Context) -> bytes:
+    return " ".join(context.certificate_names()).encode()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    files: Files, transport: str = "mq", **options: Any
+) -> AsyncIterator[tuple[BrokerTls, str]]:
+    """A listener that answers with the names of the client's certificate; its address."""
+    config = BrokerConfig(tls="required", tls_cert=files.cert, tls_key=files.key, tls_ca=files.ca)
+    options = {"transport": transport} | options
+    found = tls.from_config(msgspec.structs.replace(config, **options))
+    handlers = {"/test/Names": UnaryHandler(names)}
+    listener = TRANSPORTS[transport](handlers, 1 << 20, 100, found.main)
+    port = listener.bind("127.0.0.1", 0)
+    await listener.start()
+    try:
+        yield found, f"127.0.0.1:{port}"
+    finally:
+        await listener.stop(0)
+
+
+async def ask(address: str, credentials: grpc.ChannelCredentials | None) -> str:
+    """Over a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channel = (
+        grpc.aio.insecure_channel(address, options)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials, options)
+    )
+    async with channel:
+        answer: bytes = await channel.unary_unary("/test/Names")(b"", timeout=ANSWER_S)
+        return answer.decode()
+
+
+async def failure(address: str, credentials: grpc.ChannelCredentials | None) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await ask(address, credentials)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    return str(raised.value.details())
+
+
+# -- plaintext -------------------------------------------------------------------------------------
+
+
+def test_optional_tls_takes_both_kinds_of_clients_on_one_port(
+    loop: str, authority: Authority
+) -> None:
+    async def test() -> None:
+        files = authority.files()
+        async with serving(files, tls="optional") as (_, address):
+            for credentials in (None, files.credentials()) * 3:
+                assert await ask(address, credentials) == ""
+
+    run(test, loop)
+
+
+def test_a_client_without_tls_is_told_that_it_is_required(loop: str, authority: Authority) -> None:
+    async def test() -> None:
+        files = authority.files()
+        async with serving(files) as (_, address):
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE)
+            frame = await reader.read()
+            assert frame[3] == GOAWAY
+            assert int.from_bytes(frame[13:17], "big") == INADEQUATE_SECURITY
+            assert frame[17:] == b"this port requires TLS"
+            writer.close()
+            # gRPC tells no more of it than this, which our own client recognises.
+            assert "got frame type 7)" in await failure(address, None)
+            assert await ask(address, files.credentials()) == ""
+
+    run(test, loop)
+
+
+def test_a_client_with_tls_learns_that_the_port_has_none(authority: Authority) -> None:
+    async def test() -> None:
+        files = authority.files()
+        async with serving(files, tls="off") as (_, address):
+            assert "WRONG_VERSION_NUMBER" in await failure(address, files.credentials())
+
+    run(test)
+
+
+def test_silent_and_slow_clients_are_disconnected_when_their_time_is_over(
+    loop: str, authority: Authority
+) -> None:
+    files = authority.files()
+    hello = ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=files.ca).wrap_bio(
+        ssl.MemoryBIO(), hello, server_hostname="127.0.0.1"
+    )
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    opening = hello.read()
+
+    async def test() -> None:
+        async with serving(files, tls="optional") as (_, address):
+            host, _, port = address.rpartition(":")
+            half = [b"", b"P", PREFACE, b"\x16", opening[:100], opening, opening[:-1] + bytes(1)]
+            opened = [await asyncio.open_connection(host, int(port)) for _ in half]
+            for (_, writer), data in zip(opened, half, strict=True):
+                writer.write(data)
+            # They hold up no other client.
+            assert await ask(address, files.credentials()) == ""
+            for reader, writer in opened:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+                writer.close()
+
+    run(test, loop)
+
+
+@pytest.mark.parametrize("mode", ["optional", "required"])
+def test_handshakes_count_as_connections(mode: str, authority: Authority) -> None:
+    async def test() -> None:
+        files = authority.files()
+        config = BrokerConfig(tls_cert=files.cert, tls_key=files.key)
+        config = msgspec.structs.replace(config, tls=mode)
+        listener = Http2Listener({}, 1 << 20, 2, tls.from_config(config).main)
+        port = listener.bind("127.0.0.1", 0)
+        await listener.start()
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                silent = socket.create_connection(("127.0.0.1", port))
+                stack.enter_context(contextlib.closing(silent))
+            while await listener.connections() < 2:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.005)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            await listener.stop(0)
+        assert await listener.connections() == 0
+
+    run(test)
+
+
+# -- certificates of clients -----------------------------------------------------------------------
+
+
+def test_clients_are_known_by_the_names_of_their_certificates(
+    transport: str, authority: Authority
+) -> None:
+    """URIs and host names, and nothing else: neither addresses nor the subject."""
+
+    async def test() -> None:
+        files = authority.files()
+        client = authority.files("mq://company/orders", "orders.example", "10.0.0.1")
+        async with serving(files, transport, tls_clients="required") as (_, address):
+            answer = await ask(address, files.credentials(client))
+            assert sorted(answer.split()) == ["mq://company/orders", "orders.example"]
+
+    run(test)
+
+
+def test_a_client_without_a_certificate_is_refused_where_one_is_required(
+    transport: str, authority: Authority, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        files = authority.files()
+        foreign = Authority(tmp_path / "foreign").files("orders.example")
+        async with serving(files, transport, tls_clients="required") as (_, address):
+            await failure(address, files.credentials())
+            await failure(address, files.credentials(foreign))
+            assert await ask(address, files.credentials(authority.files("a"))) == "a"
+
+    run(test)
+
+
+def test_a_certificate_that_is_optional_has_to_be_a_good_one(
+    loop: str, authority: Authority, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        files = authority.files()
+        foreign = Authority(tmp_path / "foreign").files("orders.example")
+        for_servers = authority.files("orders.example", is_for_clients=False)
+        async with serving(files, tls="optional", tls_clients="optional") as (_, address):
+            assert await ask(address, None) == ""
+            assert await ask(address, files.credentials()) == ""
+            assert await ask(address, files.credentials(authority.files("a"))) == "a"
+            await failure(address, files.credentials(foreign))
+            await failure(address, files.credentials(for_servers))
+
+    run(test, loop)
+
+
+def test_a_certificate_that_is_not_asked_for_is_no_identity(
+    transport: str, authority: Authority
+) -> None:
+    async def test() -> None:
+        files = authority.files()
+        async with serving(files, transport) as (_, address):
+            assert await ask(address, files.credentials(authority.files("a"))) == ""
+
+    run(test)
