@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass
 
 from mq import descriptors, hints, memory
+from mq.admin.certificates import CertificateWatch
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
@@ -84,7 +85,11 @@ async def _run(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await Server(config, SystemClock()).run(stop)
+    server = Server(config, SystemClock())
+    # Without TLS it ends the process, as a terminal does that is closed.
+    if config.broker.tls_cert or config.raft.tls_cert:
+        loop.add_signal_handler(signal.SIGHUP, server.reload)
+    await server.run(stop)
 
 
 @dataclass(slots=True)
@@ -142,6 +147,7 @@ class Server:
         self._settings = BrokerSettings(config)
         self._clock = clock
         self._is_up = False
+        self._certificates: CertificateWatch | None = None
 
     @property
     def _config(self) -> Config:
@@ -153,6 +159,11 @@ class Server:
             await self._serve(parts, stop)
         log.info("node is down")
 
+    def reload(self) -> None:
+        """Reads the files of certificates at once."""
+        if self._certificates is not None:
+            self._certificates.ask()
+
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncGenerator[Parts, None]:
         """A node that follows or leads; everything is on disk at the end."""
@@ -161,6 +172,8 @@ class Server:
         identity = Identity(node.cluster, node.broker_set, node.node)
         settings, listen, raft_tls = raft_settings.from_config(self._config)
         tls = rpc_tls.from_config(self._config.broker, self._config.metrics.tls)
+        certificates = [one for one in (tls.certificates, raft_tls) if one is not None]
+        self._certificates = CertificateWatch(certificates)
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
@@ -198,7 +211,7 @@ class Server:
             limit = self._connections_max()
             rpc = RpcServer(broker, identity, control, metrics.observe, limit, tls)
             scrubber = self._scrubber(store)
-            metrics.watch(broker, raft.status, rpc.connections, scrubber)
+            metrics.watch(broker, raft.status, rpc.connections, scrubber, certificates)
             options = self._config.broker
             port = rpc.bind(options.host, options.port)
             address = options.advertised or f"{_reachable(options.host)}:{port}"
@@ -215,7 +228,13 @@ class Server:
             greeter = Greeter(broker.directory, broker.steady_ms, tls.connect)
             others = _others(raft, consensus, tls.connect)
             mender = Mender(store, vfs, node.node, others)
-            for work in (greeter.run(), rpc.connections.run(), mender.run(), _scrub(scrubber)):
+            for work in (
+                greeter.run(),
+                rpc.connections.run(),
+                mender.run(),
+                self._certificates.run(),
+                _scrub(scrubber),
+            ):
                 stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from mq.errors import PortUnavailable
 from mq.logging import get_logger
 from mq.raft.contracts import Role, Status
 from mq.store.damage import DamageKind, DamageLog
+from mq.tls import Certificates
 
 log = get_logger(__name__)
 
@@ -85,6 +86,7 @@ class Metrics:
         raft_status: Callable[[], Status],
         connections: Connections,
         scrubbing: Scrubbing,
+        certificates: Sequence[Certificates[Any]] = (),
     ) -> None:
         loop = asyncio.get_running_loop()
 
@@ -94,6 +96,7 @@ class Metrics:
                 *_picture(broker, raft_status()),
                 *_connections(connections),
                 *_scrubbing(scrubbing),
+                _certificates(certificates),
             ]
 
         self.registry.register(_OnLoop(loop, picture))
@@ -278,6 +281,17 @@ def _scrubbing(scrubbing: Scrubbing) -> Iterator[Metric]:
         "Since all of the log was checked in the background; since the start, if it was not yet.",
         scrubbing.age_s,
     )
+
+
+def _certificates(certificates: Sequence[Certificates[Any]]) -> Metric:
+    ends = GaugeMetricFamily(
+        "mq_tls_not_after_seconds",
+        "When the certificate in use ends to be valid, in Unix time.",
+        labels=["listener"],
+    )
+    for one in certificates:
+        ends.add_metric([one.listener], one.generation.leaf.not_after_s)
+    return ends
 
 
 def _unapplied(broker: Broker) -> int:

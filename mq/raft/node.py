@@ -36,6 +36,7 @@ from mq.store.commitlog import CommitLog
 from mq.store.flush import Flusher
 from mq.store.format import Kind
 from mq.store.identity import Identity
+from mq.tls import Certificates
 
 log = get_logger(__name__)
 
@@ -77,7 +78,7 @@ class Node:
         disk: Disk,
         clock: Clock,
         *,
-        tls: TlsContexts | None = None,
+        tls: Certificates[TlsContexts] | None = None,
     ) -> None:
         self._settings = settings
         self._node_id = settings.node_id
@@ -97,7 +98,7 @@ class Node:
             self,
             genesis_crc=self._genesis_crc,
             past=self._past,
-            tls=tls,
+            tls=None if tls is None else lambda: tls.current,
             send_buffer_bytes=_SEND_BYTES_MAX,
         )
 

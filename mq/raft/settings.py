@@ -9,6 +9,7 @@ from mq.errors import IllegalConfig
 from mq.raft import tls
 from mq.raft.contracts import Limits, Settings, Timing
 from mq.raft.tls import TlsContexts
+from mq.tls import Certificates, Files
 
 # A leader without a majority steps down before another one could be elected and serve for long.
 _FALLBACK_HEARTBEATS = 15
@@ -19,7 +20,7 @@ _ALONE = "127.0.0.1:8082"
 class RaftSettings(NamedTuple):
     settings: Settings
     listen: str | None
-    tls: TlsContexts | None
+    tls: Certificates[TlsContexts] | None
 
 
 def from_config(config: Config) -> RaftSettings:
@@ -68,7 +69,7 @@ def _members(text: str) -> dict[str, str]:
     return members
 
 
-def _tls(config: Config) -> TlsContexts | None:
+def _tls(config: Config) -> Certificates[TlsContexts] | None:
     files = config.raft.tls_cert, config.raft.tls_key, config.raft.tls_ca
     if not any(files):
         return None
@@ -76,4 +77,4 @@ def _tls(config: Config) -> TlsContexts | None:
         raise IllegalConfig(
             "raft.tls_cert, raft.tls_key and raft.tls_ca go together: give all three"
         )
-    return tls.load(*files)
+    return Certificates("raft", Files(*files), lambda paths, *_: tls.load(*paths))

@@ -101,7 +101,7 @@ class Transport:
         *,
         genesis_crc: Callable[[], int],
         past: Callable[[], Past] = Past,
-        tls: TlsContexts | None = None,
+        tls: Callable[[], TlsContexts] | None = None,
         send_buffer_bytes: int = 16 << 20,
         idle_timeout_ms: int = 3_500,
         send_timeout_ms: int = 10_000,
@@ -112,6 +112,7 @@ class Transport:
         handshakes_max: int = 64,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
+        """`tls` is asked at each new connection, and returns the newest contexts."""
         self._identity = identity
         self._listener = listener
         self._genesis_crc = genesis_crc
@@ -330,7 +331,7 @@ class Transport:
 
     async def _connect(self, connection: Connection) -> None:
         host, port = _split_address(connection.address)
-        tls = self._tls and self._tls.client
+        tls = self._tls().client if self._tls is not None else None
         async with asyncio.timeout(self._connect_timeout_ms / 1000):
             await asyncio.get_running_loop().create_connection(
                 lambda: connection, host, port, ssl=tls, server_hostname=host if tls else None
@@ -371,7 +372,7 @@ class Transport:
     async def _shake_hands(self, connection: Connection, sock: socket.socket) -> None:
         try:
             async with asyncio.timeout(self._handshake_timeout_ms / 1000):
-                tls = self._tls and self._tls.server
+                tls = self._tls().server if self._tls is not None else None
                 if tls is not None and not await _opens_tls(sock):
                     tls = None
                     connection.refuse_at_once(

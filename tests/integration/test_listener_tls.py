@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import ssl
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from mq.rpc.tls import BrokerTls
+    from mq.rpc.tls import BrokerChannel, BrokerTls
 
 ANSWER_S = 30.0
 GOAWAY = 7
@@ -257,5 +258,105 @@ def test_a_certificate_that_is_not_asked_for_is_no_identity(
         files = authority.files()
         async with serving(files, transport) as (_, address):
             assert await ask(address, files.credentials(authority.files("a"))) == ""
+
+    run(test)
+
+
+# -- files that change -----------------------------------------------------------------------------
+
+
+async def shown_by(address: str) -> str:
+    """The certificate that a new connection sees, in PEM."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+
+
+def test_new_connections_use_new_files_and_old_ones_stay(
+    transport: str, authority: Authority
+) -> None:
+    async def test() -> None:
+        files = authority.files()
+        client = files.credentials(authority.files("a"))
+        async with serving(files, transport, tls_clients="required") as (found, address):
+            assert found.certificates is not None
+            async with grpc.aio.secure_channel(address, client) as channel:
+                ask_again = channel.unary_unary("/test/Names")
+                assert await ask_again(b"", timeout=ANSWER_S) == b"a"
+                for _ in range(3):
+                    pair = authority.renew(files)
+                    assert found.certificates.refresh()
+                    assert await shown_by(address) == pair.cert.decode()
+                    assert await ask(address, client) == "a"
+                    assert await ask_again(b"", timeout=ANSWER_S) == b"a"
+
+    run(test)
+
+
+def test_a_new_authority_decides_about_the_clients_that_come_after_it(
+    transport: str, authority: Authority, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        files = authority.files()
+        other = Authority(tmp_path / "other")
+        before, after = authority.files("before"), other.files("after")
+        async with serving(files, transport, tls_clients="required") as (found, address):
+            assert found.certificates is not None
+            assert await ask(address, files.credentials(before)) == "before"
+            await failure(address, files.credentials(after))
+            other.renew(files)
+            shutil.copy(after.ca, files.ca)
+            assert found.certificates.refresh()
+            assert await ask(address, files.credentials(after)) == "after"
+            await failure(address, files.credentials(before))
+
+    run(test)
+
+
+# -- between brokers -------------------------------------------------------------------------------
+
+OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 100))
+
+
+async def until_answered(channel: BrokerChannel) -> str:
+    async with asyncio.timeout(ANSWER_S):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer: bytes = await channel.unary_unary("/test/Names")(b"", timeout=ANSWER_S)
+                return answer.decode()
+
+
+def test_brokers_show_each_other_the_newest_certificate(
+    transport: str, authority: Authority, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        files = authority.files("127.0.0.1", "n0")
+        async with serving(files, transport, tls_clients="required") as (found, address):
+            assert found.certificates is not None
+            channel = found.connect(address, OPTIONS)
+            assert await until_answered(channel) == "n0"
+            other = Authority(tmp_path / "other")
+            other.renew(files, "127.0.0.1", "n1")
+            shutil.copy(other.files().ca, files.ca)
+            # It stays connected until there is something new to connect with.
+            assert await until_answered(channel) == "n0"
+            assert found.certificates.refresh()
+            assert await until_answered(channel) == "n1"
+            await channel.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("theirs", ["off", "optional", "required"])
+def test_a_broker_with_optional_tls_reaches_all_others(theirs: str, authority: Authority) -> None:
+    async def test() -> None:
+        files = authority.files()
+        async with (
+            serving(files, tls="optional") as (ours, _),
+            serving(files, tls=theirs) as (_, address),
+        ):
+            channel = ours.connect(address, OPTIONS)
+            for _ in range(3):
+                assert await until_answered(channel) == ""
+            await channel.close()
 
     run(test)

@@ -13,6 +13,7 @@ import pytest
 
 from mq.raft.frames import PREFIX, Frame, encode
 from mq.raft.handshake import greeting
+from mq.raft.tls import TlsContexts
 from mq.raft.transport import Transport
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Append, AppendAnswer, RaftFrame
@@ -134,6 +135,9 @@ async def started(
     # The kernel's patience, for the same reason.
     defaults = {"backoff_ms": (2, 20), "genesis_crc": genesis, "send_timeout_ms": DEADLINE_S * 1000}
     settings = defaults | settings
+    tls = settings.get("tls")
+    if isinstance(tls, TlsContexts):
+        settings["tls"] = lambda: tls
     transport = Transport(identity or node(name), core, **settings)
     await transport.start(ANY_PORT)
     try:
