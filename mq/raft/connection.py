@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import enum
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mq.logging import get_logger
@@ -31,6 +31,7 @@ from mq.raft.frames import (
     SendQueue,
 )
 from mq.raft.handshake import ABSENT, printable, refusal
+from mq.tls import names_of
 from mq.wire.v1.raft_pb2 import Hello
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Connection(asyncio.BufferedProtocol):
         self.dialed = dialed
         # Claimed by the other side, and true as soon as the connection is established.
         self.peer_id = dialed or ""
+        # Kinds and names of the certificate that the other side has shown.
+        self.certified: Sequence[tuple[str, str]] = ()
         # From its hello, for clients.
         self.presence = ABSENT
         self.state = State.OPENING
@@ -161,6 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.state is State.CLOSED:
             self._transport.abort()
             return
+        self.certified = names_of(transport.get_extra_info("ssl_object"))
         # Anything that the socket does not take is waited for: asyncio copies what it keeps.
         self._transport.set_write_buffer_limits(high=1, low=0)
         self._set_socket_options(self._transport)

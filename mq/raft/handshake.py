@@ -7,7 +7,8 @@ its core of a peer that comes and goes at every dial.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ipaddress
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from mq.raft.frames import Frame
@@ -53,6 +54,10 @@ class Expected(NamedTuple):
     dialed: str | None
     genesis_crc: int
     past: Past = Past()
+    # Kinds and names of the other side's certificate; None: without TLS.
+    certified: Sequence[tuple[str, str]] | None = None
+    # Of the member that the other side says it is, "host:port".
+    address: str = ""
 
 
 class Presence(NamedTuple):
@@ -116,6 +121,7 @@ def objection(hello: Hello, expected: Expected) -> str | None:
         )
     return (
         _wrong_node(hello, expected)
+        or _wrong_certificate(hello, expected)
         or _wrong_genesis(hello, expected)
         or _wrong_past(hello, expected)
     )
@@ -147,6 +153,50 @@ def _wrong_node(hello: Hello, expected: Expected) -> str | None:
             f"dials, which is {us.node}: run the same release on both"
         )
     return None
+
+
+def _wrong_certificate(hello: Hello, expected: Expected) -> str | None:
+    names = expected.certified
+    host = expected.address.rpartition(":")[0].strip("[]")
+    claimed = expected.identity._replace(node=hello.node_id)
+    if names is None or is_certified(names, claimed, host):
+        return None
+    them, shown = quoted(hello.node_id), quoted(", ".join(name for _, name in names))
+    return (
+        f"the TLS certificate of node {them} is made for {shown}, so that it may not speak for "
+        f"{them}: issue one for the DNS name {them}, for the host of its address, "
+        f"{quoted(host)}, or for the URI {node_uri(claimed)}"
+    )
+
+
+def node_uri(identity: Identity) -> str:
+    """Names a node in a certificate."""
+    return f"mq://{identity.cluster}/{identity.broker_set}/{identity.node}"
+
+
+def is_certified(names: Sequence[tuple[str, str]], claimed: Identity, host: str) -> bool:
+    """Whether a certificate with these names may speak for this node, which is a member at `host`.
+
+    By its URI; if it has no URI of a node, by the node's id or its host. Exactly: a wildcard names
+    no node.
+    """
+    nodes = [name for kind, name in names if kind == "URI" and name.startswith("mq://")]
+    if nodes:
+        return node_uri(claimed) in nodes
+    for kind, name in names:
+        if kind == "DNS" and (name == claimed.node or name.lower() == host.lower()):
+            return True
+        if kind == "IP Address" and _is_same_ip(name, host):
+            return True
+    return False
+
+
+def _is_same_ip(name: str, host: str) -> bool:
+    """IPv6 has many spellings."""
+    try:
+        return ipaddress.ip_address(name.strip()) == ipaddress.ip_address(host)
+    except ValueError:
+        return False
 
 
 def _wrong_genesis(hello: Hello, expected: Expected) -> str | None:

@@ -1,7 +1,8 @@
 """TLS between nodes: each side shows a certificate and checks the other's against one authority.
 
-The dialing side also checks that the certificate is made for the host or IP address it dialed.
-Nothing here opens a connection.
+The dialing side also checks that the certificate is made for the host or IP address it dialed;
+`handshake` checks that it may speak for the node that the other side says it is. Nothing here opens
+a connection.
 """
 
 from __future__ import annotations

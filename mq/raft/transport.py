@@ -229,7 +229,13 @@ class Transport:
     def objection(self, connection: Connection, hello: Hello) -> str | None:
         known = self._addresses.keys()
         expected = Expected(
-            self._identity, known, connection.dialed, self._genesis_crc(), self._past()
+            self._identity,
+            known,
+            connection.dialed,
+            self._genesis_crc(),
+            self._past(),
+            connection.certified if self._tls is not None else None,
+            self._addresses.get(hello.node_id, ""),
         )
         return objection(hello, expected)
 

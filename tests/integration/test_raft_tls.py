@@ -300,6 +300,79 @@ def test_stopping_in_the_middle_of_handshakes_leaves_nothing_behind(
     run(scenario(), loop)
 
 
+# -- who a certificate speaks for ------------------------------------------------------------------
+
+
+def test_a_node_with_a_certificate_of_another_node_is_not_accepted(
+    loop: str, authority: Authority, lines: Lines
+) -> None:
+    """Its authority is the right one."""
+    dialing, accepting = check_out(
+        authority.contexts("c", "c.example"), authority.contexts(), loop, lines
+    )
+    assert "refused by the other side: the TLS certificate of node a is made for c" in dialing
+    assert "it may not speak for a" in accepting
+
+
+def test_a_node_that_answers_with_a_certificate_of_another_node_is_not_accepted(
+    loop: str, authority: Authority, lines: Lines
+) -> None:
+    """On the host of the right one."""
+    other = authority.contexts("127.0.0.1", "mq://mq/set-0/c")
+
+    async def scenario() -> None:
+        async with started("a", tls=authority.contexts()) as a, started("b", tls=other) as b:
+            b.transport.set_peers({"a": NOWHERE})
+            a.transport.set_peers({"b": b.address})
+            line = await lines.until("peer not reached")
+            assert "it may not speak for b" in line["reason"]
+            assert a.core.events == []
+
+    run(scenario(), loop)
+
+
+@pytest.mark.parametrize(
+    ("dialing", "accepting"),
+    [
+        (["a"], ["127.0.0.1", "b"]),
+        (["mq://mq/set-0/a"], ["127.0.0.1", "mq://mq/set-0/b"]),
+    ],
+    ids=["ids", "uris"],
+)
+def test_nodes_with_certificates_of_their_own_talk(
+    loop: str, dialing: list[str], accepting: list[str], authority: Authority
+) -> None:
+    async def scenario() -> None:
+        async with (
+            started("a", tls=authority.contexts(*dialing)) as a,
+            started("b", tls=authority.contexts(*accepting)) as b,
+        ):
+            b.transport.set_peers({"a": "elsewhere.example:1"})
+            a.transport.set_peers({"b": b.address})
+            await a.core.until_connected("b")
+            await b.core.until_connected("a")
+
+    run(scenario(), loop)
+
+
+def test_a_new_certificate_is_shown_at_the_next_connection(
+    loop: str, authority: Authority, foreign: Authority
+) -> None:
+    async def scenario() -> None:
+        contexts = authority.contexts("127.0.0.1", "first.example")
+        async with pair(tls=lambda: contexts) as (a, b):
+            contexts = foreign.contexts("127.0.0.1", "second.example")
+            before = a.transport._established["b"]
+            assert ("DNS", "first.example") in before.certified
+            before.close("this test")
+            for each in (a, b):
+                await each.core.until(lambda each=each: each.core.count("connected") == 2)  # type: ignore[misc]
+                (connection,) = each.transport._established.values()
+                assert ("DNS", "second.example") in connection.certified
+
+    run(scenario(), loop)
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 
