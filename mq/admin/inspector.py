@@ -50,7 +50,7 @@ class Inspector:
         topics = list(self._broker.state.topics)
         return await in_turns(
             pb.TopicSummary(
-                info=topic_info(topic, self._broker_set),
+                info=self.topic_info(topic),
                 messages=ends.get(topic.name, 0),
                 broker_sets=[self._broker_set],
             )
@@ -67,10 +67,14 @@ class Inspector:
             if any(queue.topic == name for queue in offsets.positions(group)):
                 groups.append(group)
             await turn.over()
-        info = topic_info(topic, self._broker_set)
+        info = self.topic_info(topic)
         response = pb.DescribeTopicResponse(info=info, groups=groups, parts=[info])
         queues = map(self._queue_stats, queues_of(name, topic.read_queues))
         return await encode_in_turns(response, "queues", queues)
+
+    def topic_info(self, topic: Topic) -> pb.TopicInfo:
+        stored_bytes = self._broker.machine.stored_bytes(topic.name)
+        return topic_info(topic, self._broker_set, stored_bytes)
 
     def _queue_stats(self, queue: Queue) -> dict[str, Any]:
         start, end = self._broker.groups.extent(queue)
@@ -301,7 +305,7 @@ class Inspector:
         )
 
 
-def topic_info(topic: Topic, broker_set: str = "") -> pb.TopicInfo:
+def topic_info(topic: Topic, broker_set: str = "", stored_bytes: int = 0) -> pb.TopicInfo:
     return pb.TopicInfo(
         topic=topic.name,
         type=topic.type,  # type: ignore[arg-type]  # an enum is a number on the wire
@@ -313,6 +317,7 @@ def topic_info(topic: Topic, broker_set: str = "") -> pb.TopicInfo:
         is_internal=topic.is_internal,
         priorities=topic.priorities,
         broker_set=broker_set,
+        stored_bytes=stored_bytes,
     )
 
 

@@ -8,6 +8,7 @@ scrapes.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -34,6 +35,7 @@ log = get_logger(__name__)
 
 _SCRAPE_S = 5.0
 _REQUEST_S = 10.0
+_TOPICS_MAX = 1_000  # a line each
 _AGES_MAX = 256  # a look at a message each, on the broker's loop
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
@@ -176,6 +178,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     yield _by_follower(raft)
     yield from _sets(broker)
     if broker.leadership.is_serving:
+        yield _stored(broker)
         yield from _lag(broker)
         yield from _failed(broker)
 
@@ -332,6 +335,19 @@ def _topics(broker: Broker) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_topic_queues", "Queues of topics.", queues)
     stored = len(broker.store.queues)
     yield GaugeMetricFamily("mq_queues", "Queues that have messages or had some.", stored)
+
+
+def _stored(broker: Broker) -> Metric:
+    """Of the largest topics: there may be very many."""
+    family = GaugeMetricFamily(
+        "mq_topic_stored_bytes",
+        f"Bytes of a topic in the log of this node; of the {_TOPICS_MAX} topics with most.",
+        labels=["topic"],
+    )
+    stored = ((broker.machine.stored_bytes(one.name), one.name) for one in broker.state.topics)
+    for size, name in heapq.nlargest(_TOPICS_MAX, stored):
+        family.add_metric([name], size)
+    return family
 
 
 def _damage(damage: DamageLog, messages_lost: int) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ import click
 
 from mq.cli import output
 from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
-from mq.cli.tables import Column, counted, print_pages, stored_at
+from mq.cli.tables import Column, counted, print_pages, size, stored_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,6 +156,7 @@ def describe(brokers: Brokers, name: str) -> None:
         ("queues", _queues(info) + (f": {_shares(found.parts)}" if has_sets else "")),
         ("access", _accesses(found)),
         ("created", _created(info, " UTC")),
+        ("stored", size(info.stored_bytes)),
         ("groups", ", ".join(found.groups) or "none has an offset on it"),
     ]
     output.print_fields(out, fields)
@@ -352,6 +353,7 @@ def _topic_columns(topics: Sequence[TopicSummary], *, has_sets: bool) -> list[Co
         Column("queues", queues),
         *([Column("sets", sets, "left", is_flexible=True)] if has_sets else []),
         Column("messages", [f"{each.messages:,}" for each in topics]),
+        Column("stored", [size(info.stored_bytes) for info in infos], rank=1),
         Column("access", [_access(info) for info in infos], "left", rank=2),
         Column("created (UTC)", [_created(info) for info in infos], "left", rank=3),
     ]

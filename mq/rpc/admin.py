@@ -10,7 +10,7 @@ from mq import names
 from mq.admin.broker_sets import BrokerSets
 from mq.admin.control import Control
 from mq.admin.groups import GroupControl
-from mq.admin.inspector import Inspector, topic_info
+from mq.admin.inspector import Inspector
 from mq.admin.log_export import read_chunk
 from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
@@ -44,7 +44,7 @@ class AdminService:
         topic = await self._broker.catalog.create(
             request.topic, request.queues, request.type, request.priorities
         )
-        return topic_info(topic, self._broker_set)
+        return self._inspector.topic_info(topic)
 
     async def alter_topic(self, request: pb.AlterTopicRequest, context: Context) -> pb.TopicInfo:
         topic = await self._broker.catalog.alter(
@@ -54,7 +54,7 @@ class AdminService:
             is_readable=request.is_readable if request.HasField("is_readable") else None,
             is_writable=request.is_writable if request.HasField("is_writable") else None,
         )
-        return topic_info(topic, self._broker_set)
+        return self._inspector.topic_info(topic)
 
     async def delete_topic(
         self, request: pb.DeleteTopicRequest, context: Context

@@ -17,13 +17,16 @@ from mq.broker.queue import Queue
 from mq.broker.state.commands import perform
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.state import State
+from mq.broker.state.topics import Topic
+from mq.errors import MessagesDamaged
 from mq.logging import get_logger
+from mq.store import checkpoint
 from mq.store.batch import Batch
 from mq.store.format import Kind
 from mq.store.holding import HeldQueue
-from mq.store.logreader import EntryRef
+from mq.store.logreader import EntryRef, LogReader
 from mq.store.store import CommittedEntry, Store
-from mq.wire.v1.state_pb2 import Command
+from mq.wire.v1.state_pb2 import BrokerState, Command
 
 log = get_logger(__name__)
 
@@ -67,6 +70,23 @@ class AppliedEntry(NamedTuple):
     commands: list[Command]
 
 
+class _Opening(NamedTuple):
+    """The checkpoint that opens the log: of each topic, where it was created, and its bytes before
+    that checkpoint.
+    """
+
+    # Its raft index, and how often the log was mended.
+    version: tuple[int, int]
+    totals: dict[str, tuple[int, int]]
+
+    def before(self, topic: Topic | None) -> int:
+        """0 if the topic was created since, also in the place of another of its name."""
+        if topic is None:
+            return 0
+        created_at, total = self.totals.get(topic.name, (0, 0))
+        return total if created_at == topic.created_at_log_offset else 0
+
+
 class Machine:
     def __init__(self, state: State, store: Store) -> None:
         self.state = state
@@ -74,7 +94,9 @@ class Machine:
         # Term of the last applied entry. A leader with an applied entry of its own term has applied
         # everything before it.
         self.applied_term = 0
-        state.restore(store.restored_broker_state)
+        # Read when it is asked for.
+        self._opening: _Opening | None = None
+        self._restore()
 
     def appended(self, ref: EntryRef, context: Any) -> None:
         """An entry that was proposed here is in the log, not committed."""
@@ -93,7 +115,46 @@ class Machine:
     def start_over(self) -> None:
         """The log was replaced: the state is that of the checkpoint that opens it."""
         self.store.start_over()
+        self._restore()
+
+    def _restore(self) -> None:
         self.state.restore(self.store.restored_broker_state)
+        self._opening = None
+        log, applied_index = self.store.log, self.store.applied_index
+        is_counting = self.state.topics.counts_stored_bytes
+        if not is_counting and log.first_index <= applied_index <= log.last_index:
+            self._begin_counting(log.ref(applied_index))
+
+    def stored_bytes(self, topic: str) -> int:
+        """Bytes of the topic's batches that the log of this node holds, without what it has not
+        applied yet. Exact: the total since its creation, less the total when the log begins.
+        """
+        log, topics = self.store.log, self.state.topics
+        version = log.first_index, log.mends
+        if self._opening is None or self._opening.version != version:
+            self._opening = _Opening(version, self._totals_before())
+        return topics.stored_bytes(topic) - self._opening.before(topics.get(topic))
+
+    def _totals_before(self) -> dict[str, tuple[int, int]]:
+        """By the checkpoint that opens the log; read once after segments were dropped."""
+        log = self.store.log
+        if log.last_index < log.first_index:
+            return {}
+        try:
+            state = _checkpoint_state(log, log.first_index)
+        except MessagesDamaged:
+            return {}  # more than it is, until the checkpoint is mended
+        return {
+            one.topic.topic: (one.created_at_log_offset, one.stored_bytes) for one in state.topics
+        }
+
+    def _begin_counting(self, ref: EntryRef) -> None:
+        """Bytes are counted from the first checkpoint entry on whose writer knew of counting."""
+        if ref.kind != Kind.CHECKPOINT or self.state.topics.counts_stored_bytes:
+            return
+        state = _checkpoint_state(self.store.log, ref.raft_index)
+        if state.begins_counting:
+            self.state.topics.begin_counting(state.topics)
 
     def apply_through(self, raft_index: int) -> Iterator[AppliedEntry]:
         """Applies one entry each time the caller asks for the next, up to this one, which must be
@@ -110,6 +171,8 @@ class Machine:
         for batch, log_offset in batches:
             stored.append(self._put(batch, log_offset, ref.stored_at_ms, applied))
         self.store.set_applied(ref)
+        if ref.kind == Kind.CHECKPOINT:
+            self._begin_counting(ref)
         command = proposed.command if proposed is not None else _decode(entry)
         if command is not None:
             perform(command, ref, self.state, self.store.derived, stored, applied.commands)
@@ -119,6 +182,7 @@ class Machine:
         self, batch: Batch, log_offset: int, stored_at_ms: int, applied: AppliedEntry
     ) -> StoredAt:
         """Makes a batch visible, or holds it back."""
+        self.state.topics.count_stored(batch.topic, len(batch.data))
         at = log_offset + batch.region_start
         if batch.is_held:
             queue = self.state.hold(batch, log_offset, stored_at_ms)
@@ -134,6 +198,11 @@ class Machine:
         if batch.producer_id:
             self.state.producers.record(batch.producer_id, batch.sequence, stored)
         return stored
+
+
+def _checkpoint_state(log: LogReader, raft_index: int) -> BrokerState:
+    _, state = checkpoint.decode_entry(log.entry(raft_index).payload)
+    return BrokerState.FromString(state)
 
 
 def _decode(entry: CommittedEntry) -> Command | None:

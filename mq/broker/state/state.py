@@ -46,12 +46,14 @@ class State:
             leases=self.leases.encode(),
             broker_sets=self.sets.encode(),
             access=self.access.encode(),
+            counts_stored_bytes=self.topics.counts_stored_bytes,
+            begins_counting=True,
         )
         return state.SerializeToString(deterministic=True)
 
     def restore(self, data: bytes) -> None:
         state = BrokerState.FromString(data)
-        self.topics.restore(state.topics)
+        self.topics.restore(state.topics, counts_stored_bytes=state.counts_stored_bytes)
         self.offsets.restore(state.groups)
         self.producers.restore(iter(state.producers))
         self.schedule.restore(state.lanes)

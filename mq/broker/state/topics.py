@@ -6,7 +6,7 @@ read, does it have this queue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mq import names
@@ -64,6 +64,10 @@ class Topic(NamedTuple):
 class Topics:
     def __init__(self) -> None:
         self._topics: dict[str, Topic] = {}
+        # Of all batches since the topic was created.
+        self._stored_bytes: dict[str, int] = {}
+        # False: this state is older than such counting, which begins with the next checkpoint.
+        self.counts_stored_bytes = False
         # Goes up with every change: what was derived from topics asks again then.
         self.version = 0
 
@@ -131,17 +135,37 @@ class Topics:
         topic = self._topics.get(name)
         return topic.rank(queue_id) if topic else 0
 
+    def stored_bytes(self, name: str) -> int:
+        """Bytes that were stored since the topic was created; those that are gone count, too."""
+        return self._stored_bytes.get(name, 0)
+
     # -- applying ---------------------------------------------------------------------------------
+
+    def count_stored(self, name: str, size: int) -> None:
+        """A batch of the topic was stored."""
+        if name in self._stored_bytes:
+            self._stored_bytes[name] += size
+
+    def begin_counting(self, states: Iterable[TopicState]) -> None:
+        """From the totals of the first checkpoint that has such: they are 0, unless the leader that
+        wrote it counted before.
+        """
+        totals = {one.topic.topic: one.stored_bytes for one in states}
+        self._stored_bytes = {name: totals.get(name, 0) for name in self._topics}
+        self.counts_stored_bytes = True
 
     def put(self, command: PutTopic, now_ms: int, log_offset: int = 0) -> None:
         known = self._topics.get(command.topic)
         if known is not None:
             now_ms, log_offset = known.created_at_ms, known.created_at_log_offset
         self._topics[command.topic] = _topic(command, now_ms, log_offset)
+        if self.counts_stored_bytes:
+            self._stored_bytes.setdefault(command.topic, 0)
         self.version += 1
 
     def drop(self, name: str) -> bool:
         self.version += 1
+        self._stored_bytes.pop(name, None)
         return self._topics.pop(name, None) is not None
 
     def encode(self) -> Iterator[TopicState]:
@@ -150,13 +174,18 @@ class Topics:
                 topic=topic.command(),
                 created_at_ms=topic.created_at_ms,
                 created_at_log_offset=topic.created_at_log_offset,
+                stored_bytes=self._stored_bytes.get(topic.name, 0),
             )
 
-    def restore(self, states: Iterable[TopicState]) -> None:
+    def restore(self, states: Sequence[TopicState], *, counts_stored_bytes: bool) -> None:
         self._topics = {
             one.topic.topic: _topic(one.topic, one.created_at_ms, one.created_at_log_offset)
             for one in states
         }
+        self._stored_bytes.clear()
+        self.counts_stored_bytes = False
+        if counts_stored_bytes:
+            self.begin_counting(states)
         self.version += 1
 
 

@@ -202,4 +202,5 @@ def merged_info(parts: Sequence[pb.TopicInfo]) -> pb.TopicInfo:
         created_at_ms=min(one.created_at_ms for one in parts),
         is_internal=parts[0].is_internal,
         priorities=parts[0].priorities,
+        stored_bytes=sum(one.stored_bytes for one in parts),
     )

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TopicInfo(_message.Message):
-    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal", "priorities", "broker_set")
+    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal", "priorities", "broker_set", "stored_bytes")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class TopicInfo(_message.Message):
     IS_INTERNAL_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     type: _cluster_pb2.TopicType
     write_queues: int
@@ -31,7 +32,8 @@ class TopicInfo(_message.Message):
     is_internal: bool
     priorities: int
     broker_set: str
-    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., created_at_ms: _Optional[int] = ..., is_internal: _Optional[bool] = ..., priorities: _Optional[int] = ..., broker_set: _Optional[str] = ...) -> None: ...
+    stored_bytes: int
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., created_at_ms: _Optional[int] = ..., is_internal: _Optional[bool] = ..., priorities: _Optional[int] = ..., broker_set: _Optional[str] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("topic", "queues", "type", "priorities")

@@ -310,7 +310,7 @@ class QueueLock(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
 
 class BrokerState(_message.Message):
-    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets", "access")
+    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets", "access", "counts_stored_bytes", "begins_counting")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,8 @@ class BrokerState(_message.Message):
     TRANSACTION_TOTALS_FIELD_NUMBER: _ClassVar[int]
     BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_COUNTING_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicState]
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerState]
@@ -329,7 +331,9 @@ class BrokerState(_message.Message):
     transaction_totals: TransactionTotals
     broker_sets: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.PeerSet]
     access: _security_pb2.AccessState
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ..., access: _Optional[_Union[_security_pb2.AccessState, _Mapping]] = ...) -> None: ...
+    counts_stored_bytes: bool
+    begins_counting: bool
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ..., access: _Optional[_Union[_security_pb2.AccessState, _Mapping]] = ..., counts_stored_bytes: _Optional[bool] = ..., begins_counting: _Optional[bool] = ...) -> None: ...
 
 class TransactionTotals(_message.Message):
     __slots__ = ("committed", "rolled_back", "given_up", "ended")
@@ -344,14 +348,16 @@ class TransactionTotals(_message.Message):
     def __init__(self, committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ..., ended: _Optional[bytes] = ...) -> None: ...
 
 class TopicState(_message.Message):
-    __slots__ = ("topic", "created_at_ms", "created_at_log_offset")
+    __slots__ = ("topic", "created_at_ms", "created_at_log_offset", "stored_bytes")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     topic: PutTopic
     created_at_ms: int
     created_at_log_offset: int
-    def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ..., created_at_log_offset: _Optional[int] = ...) -> None: ...
+    stored_bytes: int
+    def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ..., created_at_log_offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
     __slots__ = ("group", "positions", "locks", "settings")

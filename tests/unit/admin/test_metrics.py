@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mq.admin import metrics
 from mq.store.damage import Damage, DamageKind, DamageLog
 from mq.wire.v1.cluster_pb2 import BrokerSet, GreetResponse
@@ -19,6 +21,19 @@ async def test_sets_are_counted_and_grow_old() -> None:
     found = {one.labels["broker_set"]: one.value for one in ages.samples}
     assert found["set-0"] == 0
     assert 7 <= found["b"] < 60
+
+
+@on_loop
+async def test_the_bytes_of_the_largest_topics_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    for name in ("small", "empty", "large"):
+        await node.topic(name)
+    for name, body in (("small", b"x"), ("large", b"x" * 100)):
+        await node.send(name, body)
+    monkeypatch.setattr(metrics, "_TOPICS_MAX", 2)
+    shown = {one.labels["topic"]: one.value for one in metrics._stored(node.broker).samples}
+    assert list(shown) == ["large", "small"]
+    assert shown["large"] > 100 > shown["small"] > 0
 
 
 def test_damage_is_counted_by_kind() -> None:

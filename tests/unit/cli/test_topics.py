@@ -36,7 +36,7 @@ def described(groups: int = 2) -> pb.DescribeTopicResponse:
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_the_list_fits_the_terminal(columns: int) -> None:
     topics = [
-        pb.TopicSummary(info=info(), messages=1_234_567),
+        pb.TopicSummary(info=info(stored_bytes=5 << 30), messages=1_234_567),
         pb.TopicSummary(
             info=info(LONG, type=TOPIC_TRANSACTIONAL, read_queues=12, is_writable=False)
         ),
@@ -46,6 +46,7 @@ def test_the_list_fits_the_terminal(columns: int) -> None:
     assert_fits(result.stdout, columns)
     assert "1,234,567" in result.stdout
     assert "8w 12r" in result.stdout
+    assert "5.0 GiB" in result.stdout
     assert result.stdout.endswith("2 topics, 1,234,567 messages\n")
 
 
