@@ -2,17 +2,18 @@
 
 Each batch is checked, looked up among those that are stored or in flight, and joins the group that
 is written next: all that arrives in one turn of the loop is one entry, one write, one sync. What is
-in flight is bounded in bytes; a producer with more waits for room, in order, and is not refused.
+in flight is bounded in bytes; a producer with more waits for room and is not refused. Batches of one
+owner get it in order; owners that wait take turns, so that one with very much delays itself alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from mq.broker.catalog import Catalog
+from mq.broker.fair_queue import FairQueue
 from mq.broker.leading import Leadership
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.machine import Machine, ProposedEntry
@@ -87,7 +88,8 @@ class Publisher:
         self._under_way: dict[tuple[str, int], Slot] = {}
         self._in_flight = 0
         self._in_flight_bytes = 0
-        self._room: deque[asyncio.Event] = deque()
+        # What waits for room.
+        self._room: FairQueue[asyncio.Event] = FairQueue()
         self.batches_total = self.messages_total = self.bytes_total = 0
 
     @property
@@ -98,24 +100,27 @@ class Publisher:
         """Whether so much more may be submitted now, before nothing that waits for room."""
         return not self._room and self._fits(size)
 
-    async def room(self, size: int, timeout_s: float) -> None:
-        """Returns when so much more may be submitted. FlowControl when that takes too long."""
+    async def room(self, size: int, timeout_s: float, owner: str = "") -> None:
+        """Returns when so much more may be submitted: by a user, or by a connection without one.
+        FlowControl when that takes too long.
+        """
         if self.has_room(size):
             return
-        turn = asyncio.Event()
-        self._room.append(turn)
+        turn, is_served = asyncio.Event(), False
+        self._room.add(owner, turn, size)
         try:
             async with asyncio.timeout(timeout_s):
-                while self._room[0] is not turn or not self._fits(size):
+                while self._room.first() is not turn or not self._fits(size):
                     turn.clear()
                     await turn.wait()
+            is_served = True
         except TimeoutError:
             raise FlowControl(
                 f"{self._in_flight_bytes} bytes wait to be committed, and there was no room for "
                 f"{size} more in {timeout_s:.0f} s: the disk or the other nodes are too slow"
             ) from None
         finally:
-            self._room.remove(turn)
+            self._room.remove(owner, turn, is_served=is_served)
             self._wake()
 
     def submit(
@@ -267,8 +272,9 @@ class Publisher:
         return self._in_flight == 0 or (is_bounded and self._in_flight < _IN_FLIGHT_MAX)
 
     def _wake(self) -> None:
-        if self._room:
-            self._room[0].set()
+        first = self._room.first()
+        if first is not None:
+            first.set()
 
 
 def _check_number(batch: Batch) -> None:
