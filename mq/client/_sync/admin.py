@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from mq.access.keys import ApiKey
+from mq.access.policies import Resource
+from mq.client.admin.access import AccessView
 from mq.client.admin.admin import Admin as AsyncAdmin
 from mq.client.admin.calls import Answers
 from mq.client.admin.groups import OffsetTarget
+from mq.client.admin.security import Session, SetAnswers
 from mq.client.admin.topics import TypeName
 from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.lifecycle import SyncClient
@@ -14,11 +18,20 @@ from mq.client.messages import FilterLike
 from mq.client.public import renamed
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
+from mq.wire.v1.security_pb2 import (
+    AccessChange,
+    AccessNamespace,
+    AccessPolicy,
+    CheckAccessResponse,
+    Quota,
+    User,
+    WhoAmIResponse,
+)
 from mq.wire.v1.transaction_pb2 import EndTransactionResponse
 
 
 class Admin(SyncClient[AsyncAdmin]):
-    """Topics, groups, single messages, the brokers.
+    """Topics, groups, single messages, the brokers, users and what they may do.
 
     >>> from mq.client import Admin
     >>> with Admin("127.0.0.1:8081") as admin:
@@ -308,6 +321,139 @@ class Admin(SyncClient[AsyncAdmin]):
     def read_log(self, server: str, log_offset: int = 0, max_bytes: int = 0) -> pb.LogChunk:
         """Reads bytes of the log of one broker from there on. See proto/mq/v1/admin.proto."""
         return self._run(self._client.read_log(server, log_offset, max_bytes))
+
+    def describe_access(self, broker_set: str = "") -> AccessView:
+        """Users, credentials, policies, quotas and namespaces as this set has them, or the one with
+        the most changes; and in what the other sets differ from it.
+        """
+        return self._run(self._client.describe_access(broker_set))
+
+    def change_access(
+        self, changes: Iterable[AccessChange], *, broker_set: str = ""
+    ) -> dict[str, int]:
+        """Writes the changes to all broker sets, or to one: all of them or none, in each set. The
+        version of each set after it. Nothing is changed when a set does not answer.
+        """
+        return self._run(self._client.change_access(changes, broker_set=broker_set))
+
+    def sync_access(self, source: str) -> dict[str, list[AccessChange]]:
+        """Makes all broker sets as `source` is. Returns, by set, the credentials that it lacks:
+        what proves them does not leave the brokers, so that new ones are to be made.
+        """
+        return self._run(self._client.sync_access(source))
+
+    def create_user(
+        self,
+        name: str,
+        *,
+        roles: Sequence[str] = (),
+        namespaces: Sequence[str] = (),
+        password: str | None = None,
+    ) -> User:
+        """Creates a user, who may do nothing until a policy allows it. `superuser` is the role that
+        may do everything. IllegalRequest when there is such a user. A call that failed after some
+        sets had it is completed by the same call again.
+        """
+        return self._run(
+            self._client.create_user(name, roles=roles, namespaces=namespaces, password=password)
+        )
+
+    def alter_user(
+        self,
+        name: str,
+        *,
+        roles: Sequence[str] | None = None,
+        namespaces: Sequence[str] | None = None,
+        is_disabled: bool | None = None,
+        password: str | None = None,
+    ) -> User:
+        """Changes a user in all broker sets; None leaves a value alone. The keys of a disabled user
+        are refused; an empty password takes the user's password away. UserNotFound.
+        """
+        return self._run(
+            self._client.alter_user(
+                name, roles=roles, namespaces=namespaces, is_disabled=is_disabled, password=password
+            )
+        )
+
+    def delete_user(self, name: str) -> None:
+        """Deletes a user with its credentials, policies and quota, in all broker sets. UserNotFound
+        when none has it.
+        """
+        self._run(self._client.delete_user(name))
+
+    def create_key(self, user: str, *, expires_at_ms: int = 0) -> ApiKey:
+        """Makes a key of a user, the same for all broker sets; its `text` is what clients present,
+        and is known to nobody else. 0: it does not expire. Users may make keys of their own.
+        UserNotFound.
+        """
+        return self._run(self._client.create_key(user, expires_at_ms=expires_at_ms))
+
+    def revoke_key(self, key_id: str) -> None:
+        """Makes a key useless in all broker sets; what it is used for right now ends within a
+        second. Users may revoke their own. IllegalRequest when there is no such key.
+        """
+        self._run(self._client.revoke_key(key_id))
+
+    def add_policy(self, subject: str, line: str) -> AccessPolicy:
+        """Adds a line to the policies of `user:NAME` or `role:NAME`; see `mq.access.policies`. A
+        line that is there already is not added again. IllegalPolicy, UserNotFound.
+        """
+        return self._run(self._client.add_policy(subject, line))
+
+    def remove_policy(self, subject: str, line: str) -> AccessPolicy:
+        """Removes a line of this user or role. IllegalRequest when it has no such line."""
+        return self._run(self._client.remove_policy(subject, line))
+
+    def check_access(
+        self, user: str, action: str, resource: Resource, *, address: str = ""
+    ) -> SetAnswers[CheckAccessResponse]:
+        """What each broker set would decide, and by which line; nothing is done. `address`: of the
+        client, for lines with a network. UserNotFound.
+        """
+        return self._run(self._client.check_access(user, action, resource, address=address))
+
+    def set_quota(self, quota: Quota) -> None:
+        """Limits `user:NAME`, `namespace:NAME` or `default`, in each broker set by itself; replaces
+        what was set before. 0 in a field: not limited. UserNotFound, IllegalRequest.
+        """
+        self._run(self._client.set_quota(quota))
+
+    def remove_quota(self, subject: str) -> None:
+        """Removes all limits of `user:NAME`, `namespace:NAME` or `default`. IllegalRequest when it
+        has none.
+        """
+        self._run(self._client.remove_quota(subject))
+
+    def create_namespace(self, name: str) -> AccessNamespace:
+        """Creates a namespace, which users are put into by `alter_user`. IllegalRequest when there
+        is one already.
+        """
+        return self._run(self._client.create_namespace(name))
+
+    def delete_namespace(self, name: str) -> None:
+        """Deletes a namespace and its quota. IllegalRequest when there is none, or when users are
+        in it.
+        """
+        self._run(self._client.delete_namespace(name))
+
+    def who_am_i(self) -> SetAnswers[WhoAmIResponse]:
+        """By which name each broker set knows this client. Sets that do not know it are left out;
+        Unauthenticated when none does.
+        """
+        return self._run(self._client.who_am_i())
+
+    def login(self, user: str, password: str) -> Session:
+        """A key for some hours, the same for all broker sets, in exchange for the password, which
+        goes to each of them: over TLS, unless the brokers are on this machine. Unauthenticated.
+        """
+        return self._run(self._client.login(user, password))
+
+    def logout(self) -> str:
+        """Revokes the key that this client presents; its id. IllegalRequest when it presents
+        none.
+        """
+        return self._run(self._client.logout())
 
     def close(self) -> None:
         self._end(self._client.close())

@@ -1,4 +1,4 @@
-"""Administration: topics, groups, single messages, the brokers.
+"""Administration: topics, groups, single messages, the brokers, users and what they may do.
 
 All broker sets of the cluster are asked, and their answers are merged into the messages of
 proto/mq/v1/admin.proto; nothing is kept here. Errors are those of `mq.errors`, as the brokers give
@@ -10,14 +10,15 @@ from __future__ import annotations
 from mq.client.admin.calls import Answers
 from mq.client.admin.groups import GroupAdmin, OffsetTarget
 from mq.client.admin.messages import MessageAdmin
+from mq.client.admin.security import SecurityAdmin
 from mq.client.admin.sets import SetAdmin
 from mq.client.admin.topics import TopicAdmin, TypeName
 
 __all__ = ["Admin", "Answers", "OffsetTarget", "TypeName"]
 
 
-class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin):
-    """Topics, groups, single messages, the brokers.
+class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, SecurityAdmin):
+    """Topics, groups, single messages, the brokers, users and what they may do.
 
     >>> import asyncio
     >>> from mq.client.aio import Admin

@@ -32,7 +32,14 @@ from mq.errors import (
     NotLeader,
     Unreachable,
 )
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
+from mq.wire.v1 import (
+    admin_pb2,
+    cluster_pb2,
+    consumer_pb2,
+    producer_pb2,
+    security_pb2,
+    transaction_pb2,
+)
 from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse
 
 log = logging.getLogger(__name__)
@@ -114,7 +121,14 @@ _METHODS = {
         f"/{service.full_name}/{method.name}",
         message_factory.GetMessageClass(method.output_type),
     )
-    for module in (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
+    for module in (
+        admin_pb2,
+        cluster_pb2,
+        consumer_pb2,
+        producer_pb2,
+        security_pb2,
+        transaction_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

@@ -1,0 +1,160 @@
+"""Users, credentials, policies, quotas and namespaces as the broker sets have them, and the changes
+by which one set becomes as another is.
+
+Sets are separate logs. Session keys are not compared: each set ends them by its own clock, and they
+are over in hours. What proves a credential does not leave the brokers, so that of a credential that
+a set lacks only the record is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from mq import names
+from mq.errors import UserNotFound
+from mq.wire.v1.security_pb2 import (
+    SESSION_KEY,
+    AccessChange,
+    AccessNamespace,
+    AccessPolicy,
+    AccessState,
+    Credential,
+    Quota,
+    User,
+)
+
+
+class AccessView(NamedTuple):
+    """What the broker sets have, seen from one of them."""
+
+    # The set whose records count: the one that was asked for, or that with the most changes.
+    broker_set: str
+    states: Mapping[str, AccessState]
+    # Sets that did not answer.
+    missing_sets: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> AccessState:
+        return self.states[self.broker_set]
+
+    @property
+    def differences(self) -> dict[str, list[AccessChange]]:
+        """By the name of each set that differs: the changes that would make it the same."""
+        found = {name: difference(self.state, one) for name, one in self.states.items()}
+        return {name: changes for name, changes in found.items() if changes}
+
+    def users(self, name: str) -> list[User]:
+        """As each set has it that has it, this one first."""
+        return self._found("users", lambda one: one.name == name)
+
+    def user(self, name: str) -> User:
+        """UserNotFound when no set has it, with the names that may have been meant."""
+        for user in self.users(name):
+            return user
+        similar = names.similar_names(name, (one.name for one in self.state.users))
+        raise UserNotFound(
+            f"there is no user {name}: create it{names.did_you_mean(similar) or ' first'}"
+        )
+
+    def credentials(self, credential_id: str) -> list[Credential]:
+        return self._found("credentials", lambda one: one.id == credential_id)
+
+    def credentials_of(self, user: str) -> list[Credential]:
+        return [one for one in self.state.credentials if one.user == user]
+
+    def policies(self, policy: AccessPolicy) -> list[AccessPolicy]:
+        return self._found("policies", lambda one: one == policy)
+
+    def policies_of(self, user: User) -> list[AccessPolicy]:
+        """Its own, and those of its roles."""
+        subjects = {f"user:{user.name}", *(f"role:{role}" for role in user.roles)}
+        return [one for one in self.state.policies if one.subject in subjects]
+
+    def quotas(self, subject: str) -> list[Quota]:
+        return self._found("quotas", lambda one: one.subject == subject)
+
+    def namespaces(self, name: str) -> list[AccessNamespace]:
+        return self._found("namespaces", lambda one: one.name == name)
+
+    def _found(self, field: str, is_it: Callable[[Any], bool]) -> list[Any]:
+        in_order = sorted(self.states, key=lambda name: (name != self.broker_set, name))
+        return [one for name in in_order for one in getattr(self.states[name], field) if is_it(one)]
+
+
+def view_of(
+    states: Mapping[str, AccessState], source: str = "", missing_sets: Iterable[str] = ()
+) -> AccessView:
+    """From `source`, or else from the set with the most changes: one that was away during some has
+    fewer.
+    """
+    chosen = source or max(sorted(states), key=lambda name: states[name].version)
+    return AccessView(chosen, dict(sorted(states.items())), tuple(missing_sets))
+
+
+def difference(wanted: AccessState, there: AccessState) -> list[AccessChange]:
+    """The changes that make `there` as `wanted` is."""
+    changes: list[AccessChange] = []
+    # First what goes: with a user its credentials, policies and quota go, also such as are to come.
+    for table in (_CREDENTIALS, _POLICIES, _QUOTAS, _USERS, _NAMESPACES):
+        kept = table.records(wanted)
+        had = table.records(there)
+        changes += [table.dropped(one) for key, one in had.items() if key not in kept]
+    for table in (_NAMESPACES, _USERS, _CREDENTIALS, _POLICIES, _QUOTAS):
+        had = table.records(there)
+        kept = table.records(wanted)
+        changes += [table.put(one) for key, one in kept.items() if had.get(key) != one]
+    return changes
+
+
+def is_copyable(change: AccessChange) -> bool:
+    """Not if it puts a credential whose proof is not known."""
+    return change.WhichOneof("kind") != "put_credential" or bool(change.put_credential.proof)
+
+
+class _Table(NamedTuple):
+    """The records of one kind: where they are in a state, and how one is put and dropped."""
+
+    field: str
+    key: Callable[[Any], Any]
+    put: Callable[[Any], AccessChange]
+    dropped: Callable[[Any], AccessChange]
+
+    def records(self, state: AccessState) -> dict[Any, Any]:
+        return {
+            self.key(one): one
+            for one in getattr(state, self.field)
+            if not (isinstance(one, Credential) and one.type == SESSION_KEY)
+        }
+
+
+_USERS = _Table(
+    "users",
+    lambda one: one.name,
+    lambda one: AccessChange(put_user=one),
+    lambda one: AccessChange(drop_user=one.name),
+)
+_CREDENTIALS = _Table(
+    "credentials",
+    lambda one: one.id,
+    lambda one: AccessChange(put_credential=one),
+    lambda one: AccessChange(drop_credential=one.id),
+)
+_POLICIES = _Table(
+    "policies",
+    lambda one: (one.subject, one.line),
+    lambda one: AccessChange(put_policy=one),
+    lambda one: AccessChange(drop_policy=one),
+)
+_QUOTAS = _Table(
+    "quotas",
+    lambda one: one.subject,
+    lambda one: AccessChange(put_quota=one),
+    lambda one: AccessChange(drop_quota=one.subject),
+)
+_NAMESPACES = _Table(
+    "namespaces",
+    lambda one: one.name,
+    lambda one: AccessChange(put_namespace=one),
+    lambda one: AccessChange(drop_namespace=one.name),
+)

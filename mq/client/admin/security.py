@@ -1,0 +1,419 @@
+"""Administration of users, keys, policies, quotas and namespaces.
+
+Broker sets are separate logs, and each decides by what it has: a change is written to all of them,
+with the same times, ids and hashes, which are made here. Neither the secret of a new key nor a new
+password crosses the wire. `describe_access` shows a set that differs, `sync_access` brings it in
+line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from mq.access import keys, policies
+from mq.access.keys import ApiKey
+from mq.access.policies import Resource
+from mq.client.admin.access import AccessView, is_copyable, view_of
+from mq.client.admin.calls import AdminCalls
+from mq.errors import IllegalRequest, MqError, PermissionDenied, Unauthenticated, UserNotFound
+from mq.wire.v1.security_pb2 import (
+    API_KEY,
+    PASSWORD,
+    AccessChange,
+    AccessNamespace,
+    AccessPolicy,
+    ChangeAccessRequest,
+    CheckAccessRequest,
+    CheckAccessResponse,
+    Credential,
+    DescribeAccessRequest,
+    LoginRequest,
+    LoginResponse,
+    Quota,
+    User,
+    WhoAmIRequest,
+    WhoAmIResponse,
+)
+
+T = TypeVar("T")
+
+
+class SetAnswers(dict[str, T]):
+    """Answers by the name of the broker set, without those of `missing_sets`, which did not
+    answer.
+    """
+
+    missing_sets: tuple[str, ...]
+
+    def __init__(self, found: Iterable[tuple[str, T]] = (), missing_sets: Iterable[str] = ()):
+        super().__init__(found)
+        self.missing_sets = tuple(missing_sets)
+
+
+class Session(NamedTuple):
+    """What a login gives."""
+
+    key: ApiKey
+    expires_at_ms: int
+    # Broker sets that do not know the key: they did not answer, or have another password.
+    missing_sets: tuple[str, ...] = ()
+    refusing_sets: tuple[str, ...] = ()
+
+
+class SecurityAdmin(AdminCalls):
+    async def describe_access(self, broker_set: str = "") -> AccessView:
+        """Users, credentials, policies, quotas and namespaces as this set has them, or the one with
+        the most changes; and in what the other sets differ from it.
+        """
+        if broker_set:
+            await self._known_set(broker_set)
+        replies = await self._ask_all(DescribeAccessRequest())
+        states = {name: one.state for name, one in replies.some().items()}
+        if broker_set in replies.missing:
+            raise replies.missing[broker_set]
+        return view_of(states, broker_set, replies.missing)
+
+    async def change_access(
+        self, changes: Iterable[AccessChange], *, broker_set: str = ""
+    ) -> dict[str, int]:
+        """Writes the changes to all broker sets, or to one: all of them or none, in each set. The
+        version of each set after it. Nothing is changed when a set does not answer.
+        """
+        request = ChangeAccessRequest(changes=changes)
+        if broker_set:
+            await self._known_set(broker_set)
+            return {broker_set: (await self._ask(broker_set, request)).version}
+        sets = await self._answering_sets()
+        return await self._write(sets, request.changes, "the change is made")
+
+    async def sync_access(self, source: str) -> dict[str, list[AccessChange]]:
+        """Makes all broker sets as `source` is. Returns, by set, the credentials that it lacks:
+        what proves them does not leave the brokers, so that new ones are to be made.
+        """
+        view = await self._view(source)
+        for name, changes in view.differences.items():
+            request = ChangeAccessRequest(changes=[one for one in changes if is_copyable(one)])
+            if request.changes:
+                await self._ask(name, request)
+        left = {
+            name: [one for one in changes if not is_copyable(one)]
+            for name, changes in view.differences.items()
+        }
+        return {name: changes for name, changes in left.items() if changes}
+
+    # Users
+
+    async def create_user(
+        self,
+        name: str,
+        *,
+        roles: Sequence[str] = (),
+        namespaces: Sequence[str] = (),
+        password: str | None = None,
+    ) -> User:
+        """Creates a user, who may do nothing until a policy allows it. `superuser` is the role that
+        may do everything. IllegalRequest when there is such a user. A call that failed after some
+        sets had it is completed by the same call again.
+        """
+        view = await self._view()
+        user = User(
+            name=name,
+            roles=sorted(set(roles)),
+            namespaces=dict.fromkeys(namespaces),
+            created_at_ms=_now_ms(),
+        )
+        _check_namespaces(view, user)
+        there = view.users(name)
+        if there:
+            user.created_at_ms = there[0].created_at_ms
+            if len(there) == len(view.states) or there[0] != user:
+                raise IllegalRequest(
+                    f"there is a user {name} already: `mq user describe {name}` shows it, "
+                    "`mq user alter` changes it"
+                )
+        changes = [AccessChange(put_user=user)]
+        if password is not None:
+            changes.append(AccessChange(put_credential=await _password_of(name, password)))
+        await self._write(view.states, changes, f"user {name} is created")
+        return user
+
+    async def alter_user(
+        self,
+        name: str,
+        *,
+        roles: Sequence[str] | None = None,
+        namespaces: Sequence[str] | None = None,
+        is_disabled: bool | None = None,
+        password: str | None = None,
+    ) -> User:
+        """Changes a user in all broker sets; None leaves a value alone. The keys of a disabled user
+        are refused; an empty password takes the user's password away. UserNotFound.
+        """
+        view = await self._view()
+        user = User()
+        user.CopyFrom(view.user(name))
+        if roles is not None:
+            user.roles[:] = sorted(set(roles))
+        if namespaces is not None:
+            user.namespaces[:] = dict.fromkeys(namespaces)
+        if is_disabled is not None:
+            user.is_disabled = is_disabled
+        _check_namespaces(view, user)
+        changes = [AccessChange(put_user=user)]
+        if password:
+            changes.append(AccessChange(put_credential=await _password_of(name, password)))
+        elif password is not None:
+            changes.append(AccessChange(drop_credential=_password_id(name)))
+        await self._write(view.states, changes, f"user {name} is changed")
+        return user
+
+    async def delete_user(self, name: str) -> None:
+        """Deletes a user with its credentials, policies and quota, in all broker sets. UserNotFound
+        when none has it.
+        """
+        view = await self._view()
+        view.user(name)
+        changes = [AccessChange(drop_user=name)]
+        await self._write(view.states, changes, f"user {name} is deleted")
+
+    # Keys
+
+    async def create_key(self, user: str, *, expires_at_ms: int = 0) -> ApiKey:
+        """Makes a key of a user, the same for all broker sets; its `text` is what clients present,
+        and is known to nobody else. 0: it does not expire. Users may make keys of their own.
+        UserNotFound.
+        """
+        made = keys.new()
+        credential = Credential(
+            id=made.id,
+            user=user,
+            type=API_KEY,
+            proof=keys.digest(made.secret),
+            created_at_ms=_now_ms(),
+            expires_at_ms=expires_at_ms,
+        )
+        request = ChangeAccessRequest(changes=[AccessChange(put_credential=credential)])
+        done: list[str] = []
+        for name in await self._answering_sets():
+            try:
+                await self._ask(name, request)
+            except MqError:
+                # The caller never gets to see the key: it must not stay anywhere.
+                with contextlib.suppress(MqError):
+                    await self._drop_credential(made.id, [*done, name])
+                raise
+            done.append(name)
+        return made
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Makes a key useless in all broker sets; what it is used for right now ends within a
+        second. Users may revoke their own. IllegalRequest when there is no such key.
+        """
+        try:
+            view = await self._view()
+        except PermissionDenied:
+            # Of a key that is not the caller's own, the broker says no.
+            sets: Iterable[str] = await self._answering_sets()
+        else:
+            found = view.credentials(key_id)
+            if not found or found[0].type == PASSWORD:
+                raise IllegalRequest(f"there is no key {key_id[:200]!r}: `mq key list` shows all")
+            sets = view.states
+        await self._drop_credential(key_id, sets)
+
+    async def _drop_credential(self, credential_id: str, sets: Iterable[str]) -> None:
+        change = AccessChange(drop_credential=credential_id)
+        await self._write(sets, [change], f"{credential_id} is revoked")
+
+    # Policies
+
+    async def add_policy(self, subject: str, line: str) -> AccessPolicy:
+        """Adds a line to the policies of `user:NAME` or `role:NAME`; see `mq.access.policies`. A
+        line that is there already is not added again. IllegalPolicy, UserNotFound.
+        """
+        policy = AccessPolicy(subject=subject, line=str(policies.parse(line)))
+        view = await self._view()
+        _check_policy_subject(view, subject)
+        changes = [AccessChange(put_policy=policy)]
+        await self._write(view.states, changes, "the policy is added")
+        return policy
+
+    async def remove_policy(self, subject: str, line: str) -> AccessPolicy:
+        """Removes a line of this user or role. IllegalRequest when it has no such line."""
+        policy = AccessPolicy(subject=subject, line=str(policies.parse(line)))
+        view = await self._view()
+        if not view.policies(policy):
+            raise IllegalRequest(
+                f"{subject} has no line {policy.line!r}: `mq policy list` shows what it has"
+            )
+        changes = [AccessChange(drop_policy=policy)]
+        await self._write(view.states, changes, "the policy is removed")
+        return policy
+
+    async def check_access(
+        self, user: str, action: str, resource: Resource, *, address: str = ""
+    ) -> SetAnswers[CheckAccessResponse]:
+        """What each broker set would decide, and by which line; nothing is done. `address`: of the
+        client, for lines with a network. UserNotFound.
+        """
+        request = CheckAccessRequest(
+            user=user, action=action, kind=resource.kind, name=resource.name, address=address
+        )
+        replies = await self._ask_all(request, absent=UserNotFound)
+        return SetAnswers(replies.some().items(), replies.missing)
+
+    # Quotas and namespaces
+
+    async def set_quota(self, quota: Quota) -> None:
+        """Limits `user:NAME`, `namespace:NAME` or `default`, in each broker set by itself; replaces
+        what was set before. 0 in a field: not limited. UserNotFound, IllegalRequest.
+        """
+        view = await self._view()
+        kind, _, name = quota.subject.partition(":")
+        if kind == "user":
+            view.user(name)
+        elif kind == "namespace":
+            _check_namespace(view, name)
+        changes = [AccessChange(put_quota=quota)]
+        await self._write(view.states, changes, "the quota is set")
+
+    async def remove_quota(self, subject: str) -> None:
+        """Removes all limits of `user:NAME`, `namespace:NAME` or `default`. IllegalRequest when it
+        has none.
+        """
+        view = await self._view()
+        if not view.quotas(subject):
+            raise IllegalRequest(f"{subject} has no quota: `mq quota list` shows those that have")
+        changes = [AccessChange(drop_quota=subject)]
+        await self._write(view.states, changes, "the quota is removed")
+
+    async def create_namespace(self, name: str) -> AccessNamespace:
+        """Creates a namespace, which users are put into by `alter_user`. IllegalRequest when there
+        is one already.
+        """
+        view = await self._view()
+        there = view.namespaces(name)
+        if len(there) == len(view.states):
+            raise IllegalRequest(f"there is a namespace {name} already")
+        namespace = there[0] if there else AccessNamespace(name=name, created_at_ms=_now_ms())
+        changes = [AccessChange(put_namespace=namespace)]
+        await self._write(view.states, changes, f"namespace {name} is created")
+        return namespace
+
+    async def delete_namespace(self, name: str) -> None:
+        """Deletes a namespace and its quota. IllegalRequest when there is none, or when users are
+        in it.
+        """
+        view = await self._view()
+        _check_namespace(view, name)
+        users = [one.name for one in view.state.users if name in one.namespaces]
+        if users:
+            shown = ", ".join(users[:5]) + (", ..." if len(users) > 5 else "")
+            raise IllegalRequest(
+                f"namespace {name} is that of {shown}: give them another one first (`mq user "
+                "alter`)"
+            )
+        changes = [AccessChange(drop_namespace=name)]
+        await self._write(view.states, changes, f"namespace {name} is deleted")
+
+    # The caller
+
+    async def who_am_i(self) -> SetAnswers[WhoAmIResponse]:
+        """By which name each broker set knows this client. Sets that do not know it are left out;
+        Unauthenticated when none does.
+        """
+        replies = await self._ask_all(WhoAmIRequest(), absent=Unauthenticated)
+        return SetAnswers(replies.some().items(), replies.missing)
+
+    async def login(self, user: str, password: str) -> Session:
+        """A key for some hours, the same for all broker sets, in exchange for the password, which
+        goes to each of them: over TLS, unless the brokers are on this machine. Unauthenticated.
+        """
+        made = keys.new()
+        request = LoginRequest(
+            user=user, password=password, key_id=made.id, key_digest=keys.digest(made.secret)
+        )
+        replies = await self._ask_all(request, absent=Unauthenticated)
+        answers: list[LoginResponse] = list(replies.some().values())
+        return Session(
+            made,
+            min(one.expires_at_ms for one in answers),
+            tuple(replies.missing),
+            tuple(replies.absent),
+        )
+
+    async def logout(self) -> str:
+        """Revokes the key that this client presents; its id. IllegalRequest when it presents
+        none.
+        """
+        known = await self.who_am_i()
+        ids = {one.credential for one in known.values() if one.credential}
+        if not ids:
+            raise IllegalRequest("this client presents no key that could be revoked")
+        [key_id] = ids
+        await self._drop_credential(key_id, known)
+        return key_id
+
+    # Steps
+
+    async def _view(self, source: str = "") -> AccessView:
+        """For writes: all sets must answer."""
+        if source:
+            await self._known_set(source)
+        answers = (await self._ask_all(DescribeAccessRequest())).all()
+        return view_of({name: one.state for name, one in answers.items()}, source)
+
+    async def _answering_sets(self) -> list[str]:
+        """All sets; raises when one does not answer. Also for callers that may describe nothing."""
+        return sorted((await self._ask_all(WhoAmIRequest())).all())
+
+    async def _write(
+        self, sets: Iterable[str], changes: Iterable[AccessChange], done: str
+    ) -> dict[str, int]:
+        request = ChangeAccessRequest(changes=changes)
+        answers = await self._change_each(sets, request, done)
+        return {name: answer.version for name, answer in answers.items()}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _password_id(user: str) -> str:
+    return f"password-{user}"
+
+
+async def _password_of(user: str, password: str) -> Credential:
+    """Hashing takes a good part of a second, on purpose."""
+    from mq.access import passwords  # noqa: PLC0415
+
+    proof = await asyncio.to_thread(passwords.hashed, password)
+    return Credential(
+        id=_password_id(user), user=user, type=PASSWORD, proof=proof, created_at_ms=_now_ms()
+    )
+
+
+def _check_namespaces(view: AccessView, user: User) -> None:
+    for name in user.namespaces:
+        _check_namespace(view, name)
+
+
+def _check_namespace(view: AccessView, name: str) -> None:
+    if not view.namespaces(name):
+        known = [one.name for one in view.state.namespaces]
+        there = f"there are {', '.join(known)}" if known else "there is none yet"
+        raise IllegalRequest(
+            f"there is no namespace {name}: {there}, and `mq namespace create {name}` makes it"
+        )
+
+
+def _check_policy_subject(view: AccessView, subject: str) -> None:
+    kind, _, name = subject.partition(":")
+    if kind not in ("user", "role") or not name:
+        raise IllegalRequest(f"{subject[:200]!r} has no policies: user:NAME and role:NAME have")
+    if kind == "user":
+        view.user(name)

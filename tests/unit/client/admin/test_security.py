@@ -1,0 +1,336 @@
+"""Users, keys, policies, quotas and namespaces over several broker sets, whose states are the
+replicated ones: every change gets to all of them with the same bytes, and a set that differs is
+shown and brought in line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from mq.access import keys, policies
+from mq.broker.state.access import Access
+from mq.client.aio import Admin
+from mq.errors import (
+    IllegalPolicy,
+    IllegalRequest,
+    MqError,
+    PermissionDenied,
+    Unauthenticated,
+    Unreachable,
+    UserNotFound,
+)
+from mq.wire.v1 import security_pb2 as pb
+from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse
+
+T = TypeVar("T")
+
+FIRST, SECOND = "correct horse", "battery staple"
+
+
+class Cluster(Admin):
+    """`troubles` are raised by set and method, so often."""
+
+    def __init__(self, *sets: str) -> None:
+        super().__init__("127.0.0.1:1", timeout_s=1)
+        self.sets = {name: Access() for name in sets}
+        self.troubles: dict[tuple[str, str], list[MqError]] = {}
+        self.requests: list[Any] = []
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    def breaks(self, name: str, method: str, error: MqError, times: int = 1) -> None:
+        self.troubles[name, method] = [error] * times
+
+    def digests(self) -> set[bytes]:
+        return {one.digest() for one in self.sets.values()}
+
+    async def _directory(self, topics: Any = ()) -> RouteResponse:  # noqa: ARG002
+        return RouteResponse(broker_sets=[BrokerSet(name=name) for name in sorted(self.sets)])
+
+    async def _ask(self, broker_set: str, request: Any, timeout_s: float | None = None) -> Any:  # noqa: ARG002
+        method = type(request).__name__.removesuffix("Request")
+        self.requests.append(request)
+        if troubles := self.troubles.get((broker_set, method)):
+            raise troubles.pop()
+        return getattr(self, f"_{method}")(self.sets[broker_set], request)
+
+    def _DescribeAccess(self, there: Access, _: Any) -> pb.DescribeAccessResponse:  # noqa: N802
+        state = there.encode()
+        for one in state.credentials:
+            one.ClearField("proof")
+        return pb.DescribeAccessResponse(state=state, digest=there.digest())
+
+    def _ChangeAccess(self, there: Access, request: Any) -> pb.ChangeAccessResponse:  # noqa: N802
+        users = {one.name for one in there.encode().users}
+        for one in request.changes:
+            users.add(one.put_user.name)
+            if one.put_credential.user and one.put_credential.user not in users:
+                raise UserNotFound(f"there is no user {one.put_credential.user}")
+        there.change(request.changes)
+        return pb.ChangeAccessResponse(version=there.change_count, digest=there.digest())
+
+    def _WhoAmI(self, _: Access, __: Any) -> pb.WhoAmIResponse:  # noqa: N802
+        return pb.WhoAmIResponse(user="root", credential="rootrootroot")
+
+    def _Login(self, there: Access, request: Any) -> pb.LoginResponse:  # noqa: N802
+        if there.user(request.user) is None:
+            raise Unauthenticated("wrong user or password")
+        return pb.LoginResponse(expires_at_ms=1_000 + len(there.encode().users))
+
+    def _CheckAccess(self, there: Access, request: Any) -> pb.CheckAccessResponse:  # noqa: N802
+        user = there.user(request.user)
+        if user is None:
+            raise UserNotFound(f"there is no user {request.user}")
+        resource = policies.Resource(policies.Kind(request.kind), request.name)
+        action = policies.Action(request.action)
+        ruling = policies.decide(there.policies_of(user), action, resource, request.address)
+        return pb.CheckAccessResponse(is_allowed=ruling.is_allowed)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster("a", "b")
+
+
+# Every change.
+
+
+def test_all_sets_get_the_same_records(cluster: Cluster) -> None:
+    run = cluster.run
+    run(cluster.create_namespace("shop"))
+    run(cluster.create_user("alice", roles=["app", "app"], namespaces=["shop"], password=FIRST))
+    run(cluster.create_key("alice", expires_at_ms=7))
+    run(cluster.add_policy("user:alice", "allow  publish topic orders-*"))
+    run(cluster.add_policy("role:app", "allow consume group billing"))
+    run(cluster.set_quota(pb.Quota(subject="user:alice", streams=3)))
+    run(cluster.alter_user("alice", roles=["app", "web"], is_disabled=True))
+    assert len(cluster.digests()) == 1
+    state = cluster.sets["a"].encode()
+    (alice,) = state.users
+    assert (list(alice.roles), list(alice.namespaces)) == (["app", "web"], ["shop"])
+    assert alice.is_disabled
+    assert {(one.subject, one.line) for one in state.policies} == {
+        ("user:alice", "allow publish topic orders-*"),
+        ("role:app", "allow consume group billing"),
+    }
+    assert run(cluster.describe_access()).differences == {}
+    run(cluster.remove_policy("role:app", "allow consume group billing"))
+    run(cluster.remove_quota("user:alice"))
+    run(cluster.delete_user("alice"))
+    run(cluster.delete_namespace("shop"))
+    assert all(not any(one.encode().ListFields()[:-1]) for one in cluster.sets.values())
+
+
+def test_neither_a_password_nor_the_secret_of_a_key_is_sent(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice", password=FIRST))
+    made = cluster.run(cluster.create_key("alice"))
+    cluster.run(cluster.alter_user("alice", password=SECOND))
+    sent = b"".join(one.SerializeToString() for one in cluster.requests)
+    for secret in (FIRST.encode(), SECOND.encode(), made.secret.encode()):
+        assert secret not in sent
+    stored = cluster.sets["b"].credential(made.id)
+    assert stored is not None
+    assert keys.is_right(made.secret, stored.proof)
+    password = cluster.sets["b"].credential("password-alice")
+    assert password is not None
+    assert password.proof.startswith(b"scrypt$16384$8$5$")
+    cluster.run(cluster.alter_user("alice", password=""))
+    assert cluster.sets["b"].credential("password-alice") is None
+
+
+def test_a_set_that_does_not_answer_keeps_a_change_from_beginning(cluster: Cluster) -> None:
+    cluster.breaks("b", "DescribeAccess", Unreachable("gone"))
+    with pytest.raises(Unreachable, match=r"broker set b: gone; nothing was changed"):
+        cluster.run(cluster.create_user("alice"))
+    cluster.breaks("b", "WhoAmI", Unreachable("gone"))
+    with pytest.raises(Unreachable, match=r"nothing was changed"):
+        cluster.run(cluster.create_key("alice"))
+    assert not cluster.sets["a"].encode().users
+
+
+def test_a_creation_that_breaks_off_is_completed_by_the_same_call(cluster: Cluster) -> None:
+    cluster.breaks("b", "ChangeAccess", Unreachable("gone"))
+    with pytest.raises(Unreachable, match="user alice is created in a by now, and the same call"):
+        cluster.run(cluster.create_user("alice", roles=["app"]))
+    with pytest.raises(IllegalRequest, match="a user alice already"):
+        cluster.run(cluster.create_user("alice", roles=["other"]))
+    cluster.run(cluster.create_user("alice", roles=["app"]))
+    assert len(cluster.digests()) == 1
+    with pytest.raises(IllegalRequest, match="a user alice already"):
+        cluster.run(cluster.create_user("alice", roles=["app"]))
+
+
+def test_a_key_that_not_all_sets_have_taken_is_in_none(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    cluster.breaks("b", "ChangeAccess", Unreachable("gone"))
+    with pytest.raises(Unreachable, match="gone"):
+        cluster.run(cluster.create_key("alice"))
+    assert not any(one.encode().credentials for one in cluster.sets.values())
+
+
+# Slips.
+
+
+def test_a_user_that_does_not_exist_is_told_with_those_that_may_be_meant(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    for work in (
+        cluster.alter_user("alcie"),
+        cluster.delete_user("alcie"),
+        cluster.add_policy("user:alcie", "allow publish topic x"),
+        cluster.set_quota(pb.Quota(subject="user:alcie")),
+    ):
+        with pytest.raises(UserNotFound, match=r"no user alcie: .* did you mean alice\?"):
+            cluster.run(work)
+    with pytest.raises(UserNotFound):
+        cluster.run(cluster.create_key("alcie"))
+
+
+def test_what_is_not_there_cannot_be_removed(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice", password=FIRST))
+    for work, text in (
+        (cluster.revoke_key("aaaaaaaaaaaa"), "no key 'aaaaaaaaaaaa'"),
+        (cluster.revoke_key("password-alice"), "no key"),
+        (cluster.remove_policy("user:alice", "allow publish topic x"), "has no line"),
+        (cluster.remove_quota("default"), "has no quota"),
+        (cluster.delete_namespace("shop"), "no namespace shop"),
+        (cluster.alter_user("alice", namespaces=["shop"]), "mq namespace create shop"),
+        (cluster.set_quota(pb.Quota(subject="namespace:shop")), "no namespace shop"),
+        (cluster.add_policy("alice", "allow publish topic x"), "user:NAME"),
+    ):
+        with pytest.raises(IllegalRequest, match=text):
+            cluster.run(work)
+    with pytest.raises(IllegalPolicy, match="no action"):
+        cluster.run(cluster.add_policy("user:alice", "allow read topic x"))
+
+
+def test_a_namespace_with_users_stays(cluster: Cluster) -> None:
+    cluster.run(cluster.create_namespace("shop"))
+    cluster.run(cluster.create_user("alice", namespaces=["shop"]))
+    with pytest.raises(IllegalRequest, match="that of alice"):
+        cluster.run(cluster.delete_namespace("shop"))
+
+
+# Sets that differ.
+
+
+def test_a_set_that_was_away_is_shown_and_brought_in_line(cluster: Cluster) -> None:
+    run = cluster.run
+    run(cluster.create_user("both"))
+    run(cluster.create_user("stale"))
+    at_a = [
+        pb.AccessChange(put_namespace=pb.AccessNamespace(name="shop")),
+        pb.AccessChange(put_user=pb.User(name="alice", namespaces=["shop"])),
+        pb.AccessChange(put_user=pb.User(name="both", roles=["app"])),
+        pb.AccessChange(
+            put_policy=pb.AccessPolicy(subject="user:alice", line="allow publish topic x")
+        ),
+        pb.AccessChange(put_quota=pb.Quota(subject="user:alice", streams=1)),
+        pb.AccessChange(drop_user="stale"),
+    ]
+    assert run(cluster.change_access(at_a, broker_set="a")) == {"a": 3}
+    view = run(cluster.describe_access())
+    assert (view.broker_set, list(view.differences)) == ("a", ["b"])
+    assert [one.WhichOneof("kind") for one in view.differences["b"]] == [
+        "drop_user",
+        "put_namespace",
+        "put_user",
+        "put_user",
+        "put_policy",
+        "put_quota",
+    ]
+    assert run(cluster.sync_access("a")) == {}
+    assert len(cluster.digests()) == 1
+
+
+def test_the_set_to_follow_may_be_the_one_with_fewer_changes(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    mistake = pb.AccessChange(put_user=pb.User(name="mallory"))
+    cluster.run(cluster.change_access([mistake], broker_set="a"))
+    cluster.run(cluster.sync_access("b"))
+    assert [one.name for one in cluster.sets["a"].encode().users] == ["alice"]
+    assert len(cluster.digests()) == 1
+
+
+def test_credentials_that_a_set_lacks_cannot_be_copied_and_are_told(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    proof = keys.digest("x")
+    key = pb.Credential(id="keykeykeykey", user="alice", type=pb.API_KEY, proof=proof)
+    session = pb.Credential(id="sessionsessi", user="alice", type=pb.SESSION_KEY, proof=proof)
+    put = [pb.AccessChange(put_credential=one) for one in (key, session)]
+    cluster.run(cluster.change_access(put, broker_set="a"))
+    left = cluster.run(cluster.sync_access("a"))
+    assert [one.put_credential.id for one in left["b"]] == ["keykeykeykey"]
+    assert cluster.sets["b"].credential("keykeykeykey") is None
+    # The other way: what one set has too much is dropped.
+    assert cluster.run(cluster.sync_access("b")) == {}
+    assert cluster.sets["a"].credential("keykeykeykey") is None
+
+
+def test_a_change_of_a_record_that_differs_makes_it_the_same_again(cluster: Cluster) -> None:
+    only_b = pb.AccessChange(put_user=pb.User(name="alice", roles=["app"]))
+    cluster.run(cluster.change_access([only_b], broker_set="b"))
+    cluster.run(cluster.change_access([pb.AccessChange(drop_user="nobody")], broker_set="a"))
+    cluster.run(cluster.alter_user("alice", is_disabled=True))
+    assert len(cluster.digests()) == 1
+
+
+def test_a_set_that_is_missing_is_named(cluster: Cluster) -> None:
+    cluster.breaks("a", "DescribeAccess", Unreachable("gone"))
+    assert cluster.run(cluster.describe_access()).missing_sets == ("a",)
+    cluster.breaks("a", "DescribeAccess", Unreachable("gone"))
+    with pytest.raises(Unreachable, match="gone"):
+        cluster.run(cluster.describe_access("a"))
+    with pytest.raises(IllegalRequest, match="no broker set 'c'"):
+        cluster.run(cluster.describe_access("c"))
+
+
+# The caller, and decisions.
+
+
+def test_each_set_decides_by_what_it_has(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    line = pb.AccessPolicy(subject="user:alice", line="allow publish topic x")
+    cluster.run(cluster.change_access([pb.AccessChange(put_policy=line)], broker_set="a"))
+    check = cluster.check_access("alice", "publish", policies.topic_resource("x"))
+    assert {name: one.is_allowed for name, one in cluster.run(check).items()} == {
+        "a": True,
+        "b": False,
+    }
+    with pytest.raises(UserNotFound):
+        cluster.run(cluster.check_access("nobody", "publish", policies.topic_resource("x")))
+
+
+def test_a_login_gives_one_key_for_all_sets_and_names_those_that_refuse(cluster: Cluster) -> None:
+    put = [pb.AccessChange(put_user=pb.User(name=name)) for name in ("alice", "bob")]
+    cluster.run(cluster.change_access(put[:1]))
+    session = cluster.run(cluster.login("alice", "pw"))
+    assert (session.expires_at_ms, session.missing_sets, session.refusing_sets) == (1_001, (), ())
+    sent = [one for one in cluster.requests if isinstance(one, pb.LoginRequest)]
+    assert {one.key_id for one in sent} == {session.key.id}
+    assert all(one.key_digest == keys.digest(session.key.secret) for one in sent)
+    cluster.run(cluster.change_access(put[1:], broker_set="b"))
+    assert cluster.run(cluster.login("bob", "pw")).refusing_sets == ("a",)
+    with pytest.raises(Unauthenticated):
+        cluster.run(cluster.login("nobody", "pw"))
+
+
+def test_users_revoke_keys_of_their_own_without_seeing_those_of_others(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    made = cluster.run(cluster.create_key("alice"))
+    for name in cluster.sets:
+        cluster.breaks(name, "DescribeAccess", PermissionDenied("no"))
+    cluster.run(cluster.revoke_key(made.id))
+    assert not any(one.encode().credentials for one in cluster.sets.values())
+
+
+def test_a_logout_revokes_the_key_that_is_presented(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("root"))
+    put = pb.Credential(id="rootrootroot", user="root", type=pb.SESSION_KEY)
+    cluster.run(cluster.change_access([pb.AccessChange(put_credential=put)]))
+    assert cluster.run(cluster.logout()) == "rootrootroot"
+    assert not any(one.encode().credentials for one in cluster.sets.values())
