@@ -35,7 +35,7 @@ from mq.cli.options import (
     with_brokers,
     with_filters,
 )
-from mq.cli.sink import Sink
+from mq.cli.sink import Destination, Sink
 from mq.cli.tables import counted
 from mq.errors import MqError, Unreachable
 from mq.names import did_you_mean
@@ -224,11 +224,11 @@ def _quiet_missing_topics() -> Iterator[None]:
 # -- without a group -------------------------------------------------------------------------------
 
 
-def browse(brokers: Brokers, options: ConsumeOptions, sink: Sink) -> None:
+def browse(brokers: Brokers, options: ConsumeOptions, sink: Destination) -> None:
     _note_unreadable(loop.run(_browse(brokers.servers, options, sink)))
 
 
-async def _browse(servers: str, options: ConsumeOptions, sink: Sink) -> int:
+async def _browse(servers: str, options: ConsumeOptions, sink: Destination) -> int:
     """Returns how many messages could not be read."""
     from mq.client import aio  # noqa: PLC0415
 
@@ -335,7 +335,7 @@ class Reader:
             await asyncio.sleep(_REPEAT_S)
 
 
-async def _follow(reader: Reader, options: ConsumeOptions, sink: Sink) -> None:
+async def _follow(reader: Reader, options: ConsumeOptions, sink: Destination) -> None:
     """Writes messages as they come."""
     arrived: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(_PAGES_WAITING)
     tasks = [asyncio.ensure_future(reader.watch(queue, arrived)) for queue in reader.positions]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from mq.cli import output
 from mq.cli.tables import stored_at
 
 if TYPE_CHECKING:
     from mq.client import ReceivedMessage
+
+
+class Destination(Protocol):
+    """Where messages go that are read without a group."""
+
+    # The number of messages so far.
+    written: int
+
+    def write(self, messages: Sequence[ReceivedMessage]) -> None: ...
 
 
 class Sink:

@@ -10,7 +10,7 @@ from mq.client.admin.access import AccessView
 from mq.client.admin.admin import Admin as AsyncAdmin
 from mq.client.admin.calls import Answers
 from mq.client.admin.groups import OffsetTarget
-from mq.client.admin.security import Session, SetAnswers
+from mq.client.admin.security import AccessKey, Session, SetAnswers
 from mq.client.admin.topics import TypeName
 from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.lifecycle import SyncClient
@@ -388,6 +388,13 @@ class Admin(SyncClient[AsyncAdmin]):
         UserNotFound.
         """
         return self._run(self._client.create_key(user, expires_at_ms=expires_at_ms))
+
+    def create_access_key(self, user: str) -> AccessKey:
+        """Makes an access key of RocketMQ's clients, which sign with its secret: brokers have to
+        know that, so that it goes to them, over TLS, and is stored encrypted. UserNotFound,
+        IllegalRequest when they have no `auth.secret_key_file`.
+        """
+        return self._run(self._client.create_access_key(user))
 
     def revoke_key(self, key_id: str) -> None:
         """Makes a key useless in all broker sets; what it is used for right now ends within a

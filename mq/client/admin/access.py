@@ -1,9 +1,9 @@
 """Users, credentials, policies, quotas and namespaces as the broker sets have them, and the changes
 by which one set becomes as another is.
 
-Sets are separate logs. Session keys are not compared: each set ends them by its own clock, and they
-are over in hours. What proves a credential does not leave the brokers, so that of a credential that
-a set lacks only the record is known.
+Sets are separate logs. Each has times of creation, sessions and a one-time token of its own, which
+are not compared. What proves a credential does not leave the brokers: of one that a set lacks only
+the record is known, and that it has another proof is seen by the digest alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from mq.wire.v1.security_pb2 import (
     AccessPolicy,
     AccessState,
     Credential,
+    DescribeAccessResponse,
     Quota,
     User,
 )
+
+# The user of the one-time token by which the first administrator of a set is made.
+BOOTSTRAP_USER = "bootstrap"
 
 
 class AccessView(NamedTuple):
@@ -31,6 +35,8 @@ class AccessView(NamedTuple):
     # The set whose records count: the one that was asked for, or that with the most changes.
     broker_set: str
     states: Mapping[str, AccessState]
+    # Of all that sets have in common: the same in sets that agree.
+    digests: Mapping[str, bytes]
     # Sets that did not answer.
     missing_sets: tuple[str, ...] = ()
 
@@ -40,9 +46,16 @@ class AccessView(NamedTuple):
 
     @property
     def differences(self) -> dict[str, list[AccessChange]]:
-        """By the name of each set that differs: the changes that would make it the same."""
+        """By the name of each set that differs: the changes that would make it the same. Without
+        any, it has another proof of a credential, such as an older password.
+        """
         found = {name: difference(self.state, one) for name, one in self.states.items()}
-        return {name: changes for name, changes in found.items() if changes}
+        digest = self.digests[self.broker_set]
+        return {
+            name: changes
+            for name, changes in found.items()
+            if changes or self.digests[name] != digest
+        }
 
     def users(self, name: str) -> list[User]:
         """As each set has it that has it, this one first."""
@@ -83,33 +96,68 @@ class AccessView(NamedTuple):
 
 
 def view_of(
-    states: Mapping[str, AccessState], source: str = "", missing_sets: Iterable[str] = ()
+    answers: Mapping[str, DescribeAccessResponse],
+    source: str = "",
+    missing_sets: Iterable[str] = (),
 ) -> AccessView:
     """From `source`, or else from the set with the most changes: one that was away during some has
     fewer.
     """
-    chosen = source or max(sorted(states), key=lambda name: states[name].version)
-    return AccessView(chosen, dict(sorted(states.items())), tuple(missing_sets))
+    chosen = source or max(sorted(answers), key=lambda name: answers[name].state.version)
+    states = {name: answers[name].state for name in sorted(answers)}
+    digests = {name: answers[name].digest for name in states}
+    return AccessView(chosen, states, digests, tuple(missing_sets))
 
 
 def difference(wanted: AccessState, there: AccessState) -> list[AccessChange]:
     """The changes that make `there` as `wanted` is."""
+    wanted, there = _shared(wanted), _shared(there)
     changes: list[AccessChange] = []
-    # First what goes: with a user its credentials, policies and quota go, also such as are to come.
-    for table in (_CREDENTIALS, _POLICIES, _QUOTAS, _USERS, _NAMESPACES):
+
+    def drop(table: _Table) -> None:
         kept = table.records(wanted)
         had = table.records(there)
-        changes += [table.dropped(one) for key, one in had.items() if key not in kept]
+        changes.extend(table.dropped(one) for key, one in had.items() if key not in kept)
+
+    # First what goes, since there may be no room for what comes; namespaces when no user has them.
+    for table in (_CREDENTIALS, _POLICIES, _QUOTAS, _USERS):
+        drop(table)
     for table in (_NAMESPACES, _USERS, _CREDENTIALS, _POLICIES, _QUOTAS):
         had = table.records(there)
         kept = table.records(wanted)
-        changes += [table.put(one) for key, one in kept.items() if had.get(key) != one]
+        changes += [table.put(one) for key, one in kept.items() if not _is_same(one, had.get(key))]
+    drop(_NAMESPACES)
     return changes
 
 
 def is_copyable(change: AccessChange) -> bool:
     """Not if it puts a credential whose proof is not known."""
     return change.WhichOneof("kind") != "put_credential" or bool(change.put_credential.proof)
+
+
+def _shared(state: AccessState) -> AccessState:
+    """A copy without what each set has for itself."""
+    users = [one for one in state.users if one.name != BOOTSTRAP_USER]
+    credentials = [
+        one for one in state.credentials if one.type != SESSION_KEY and one.user != BOOTSTRAP_USER
+    ]
+    return AccessState(
+        users=users,
+        credentials=credentials,
+        policies=state.policies,
+        quotas=state.quotas,
+        namespaces=state.namespaces,
+    )
+
+
+def _is_same(wanted: Any, there: Any) -> bool:
+    if there is None:
+        return False
+    untimed = type(wanted)()
+    untimed.CopyFrom(wanted)
+    if hasattr(untimed, "created_at_ms"):
+        untimed.created_at_ms = there.created_at_ms
+    return bool(untimed == there)
 
 
 class _Table(NamedTuple):
@@ -121,11 +169,7 @@ class _Table(NamedTuple):
     dropped: Callable[[Any], AccessChange]
 
     def records(self, state: AccessState) -> dict[Any, Any]:
-        return {
-            self.key(one): one
-            for one in getattr(state, self.field)
-            if not (isinstance(one, Credential) and one.type == SESSION_KEY)
-        }
+        return {self.key(one): one for one in getattr(state, self.field)}
 
 
 _USERS = _Table(

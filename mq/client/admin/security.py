@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mq.access import keys, policies
+from mq.access import keys, passwords, policies
 from mq.access.keys import ApiKey
 from mq.access.policies import Resource
 from mq.client.admin.access import AccessView, is_copyable, view_of
@@ -22,6 +23,7 @@ from mq.client.admin.calls import AdminCalls
 from mq.errors import IllegalRequest, MqError, PermissionDenied, Unauthenticated, UserNotFound
 from mq.wire.v1.security_pb2 import (
     API_KEY,
+    HMAC_SHA1,
     PASSWORD,
     AccessChange,
     AccessNamespace,
@@ -39,6 +41,10 @@ from mq.wire.v1.security_pb2 import (
     WhoAmIResponse,
 )
 
+# The number that a broker takes at once.
+_CHANGES_MAX = 1_000
+_SECRET_BYTES = 32
+
 T = TypeVar("T")
 
 
@@ -52,6 +58,16 @@ class SetAnswers(dict[str, T]):
     def __init__(self, found: Iterable[tuple[str, T]] = (), missing_sets: Iterable[str] = ()):
         super().__init__(found)
         self.missing_sets = tuple(missing_sets)
+
+
+class AccessKey(NamedTuple):
+    """Of a client of RocketMQ."""
+
+    id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"AccessKey({self.id!r})"
 
 
 class Session(NamedTuple):
@@ -72,10 +88,10 @@ class SecurityAdmin(AdminCalls):
         if broker_set:
             await self._known_set(broker_set)
         replies = await self._ask_all(DescribeAccessRequest())
-        states = {name: one.state for name, one in replies.some().items()}
+        found = replies.some()
         if broker_set in replies.missing:
             raise replies.missing[broker_set]
-        return view_of(states, broker_set, replies.missing)
+        return view_of(found, broker_set, replies.missing)
 
     async def change_access(
         self, changes: Iterable[AccessChange], *, broker_set: str = ""
@@ -96,9 +112,10 @@ class SecurityAdmin(AdminCalls):
         """
         view = await self._view(source)
         for name, changes in view.differences.items():
-            request = ChangeAccessRequest(changes=[one for one in changes if is_copyable(one)])
-            if request.changes:
-                await self._ask(name, request)
+            copied = [one for one in changes if is_copyable(one)]
+            for start in range(0, len(copied), _CHANGES_MAX):
+                part = copied[start : start + _CHANGES_MAX]
+                await self._ask(name, ChangeAccessRequest(changes=part))
         left = {
             name: [one for one in changes if not is_copyable(one)]
             for name, changes in view.differences.items()
@@ -196,18 +213,38 @@ class SecurityAdmin(AdminCalls):
             created_at_ms=_now_ms(),
             expires_at_ms=expires_at_ms,
         )
+        await self._put_new(credential)
+        return made
+
+    async def create_access_key(self, user: str) -> AccessKey:
+        """Makes an access key of RocketMQ's clients, which sign with its secret: brokers have to
+        know that, so that it goes to them, over TLS, and is stored encrypted. UserNotFound,
+        IllegalRequest when they have no `auth.secret_key_file`.
+        """
+        made = AccessKey(keys.new_id(), secrets.token_urlsafe(_SECRET_BYTES))
+        credential = Credential(
+            id=made.id,
+            user=user,
+            type=HMAC_SHA1,
+            proof=made.secret.encode(),
+            created_at_ms=_now_ms(),
+        )
+        await self._put_new(credential)
+        return made
+
+    async def _put_new(self, credential: Credential) -> None:
+        """In all sets, or in none: the caller gets to see the secret only when all have it."""
         request = ChangeAccessRequest(changes=[AccessChange(put_credential=credential)])
         done: list[str] = []
         for name in await self._answering_sets():
             try:
                 await self._ask(name, request)
             except MqError:
-                # The caller never gets to see the key: it must not stay anywhere.
+                # Also where it failed: the answer alone may have been lost.
                 with contextlib.suppress(MqError):
-                    await self._drop_credential(made.id, [*done, name])
+                    await self._drop_credential(credential.id, [*done, name])
                 raise
             done.append(name)
-        return made
 
     async def revoke_key(self, key_id: str) -> None:
         """Makes a key useless in all broker sets; what it is used for right now ends within a
@@ -364,8 +401,7 @@ class SecurityAdmin(AdminCalls):
         """For writes: all sets must answer."""
         if source:
             await self._known_set(source)
-        answers = (await self._ask_all(DescribeAccessRequest())).all()
-        return view_of({name: one.state for name, one in answers.items()}, source)
+        return view_of((await self._ask_all(DescribeAccessRequest())).all(), source)
 
     async def _answering_sets(self) -> list[str]:
         """All sets; raises when one does not answer. Also for callers that may describe nothing."""
@@ -389,8 +425,7 @@ def _password_id(user: str) -> str:
 
 async def _password_of(user: str, password: str) -> Credential:
     """Hashing takes a good part of a second, on purpose."""
-    from mq.access import passwords  # noqa: PLC0415
-
+    passwords.check(password)
     proof = await asyncio.to_thread(passwords.hashed, password)
     return Credential(
         id=_password_id(user), user=user, type=PASSWORD, proof=proof, created_at_ms=_now_ms()
