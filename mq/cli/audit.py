@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 AUDIT_TOPIC = "%SYS%AUDIT"
 _PAGE_ROWS = 500
 _TEXT_MAX = 300
+_WIDE = 120
 # Of a record: what has a column of its own, or says nothing to people.
 _SHOWN = {"at_ms", "user", "credential", "address", "what", "subject", "before", "after", "outcome"}
 
@@ -117,7 +118,8 @@ class Trail:
 
     def _print_page(self) -> None:
         page, self._page = self._page, []
-        print_table(output.console(), columns(page))
+        out = output.console()
+        print_table(out, columns(page, out.width))
 
     def _is_wanted(self, record: Mapping[str, Any]) -> bool:
         return (
@@ -164,7 +166,7 @@ def _changes(
 ) -> list[str]:
     subject = str(record.get("subject", ""))
     # What the subject says already, and times of creation, which are the record's.
-    said = {subject, subject.partition(":")[2]}
+    said = (subject, subject.partition(":")[2])
     names = [key for key in {**before, **after} if key != "created_at_ms"]
     if not before or not after:
         found = after or before
@@ -187,10 +189,12 @@ def _value(value: Any, key: str = "") -> str:
         return stored_at(value).partition(".")[0]
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return " ".join(value)
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if isinstance(value, list):
+        # Of the keys of a user that is gone, the ids.
+        names = [one.get("id", one) if isinstance(one, dict) else one for one in value]
+        return " ".join(map(str, names))
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_value(one, name)}" for name, one in value.items())
     return str(value)
 
 
@@ -211,26 +215,36 @@ def _subject(record: Mapping[str, Any]) -> str:
     return str(record.get("subject", ""))
 
 
-def columns(page: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Column]:
+def columns(page: Sequence[tuple[str, Mapping[str, Any]]], width: int) -> list[Column]:
+    """On a narrow terminal two things share a column, so that what changed has room."""
     records = [record for _, record in page]
     sets = [broker_set for broker_set, _ in page]
     has_sets = len(set(sets)) > 1
     moments = [_when(each) for each in records]
-    compact = Column("when (UTC)", [moment.replace(" ", "\n") for moment in moments], "left")
-    printable = output.printable
+    users = [output.printable(_who(each)) for each in records]
+    addresses = [output.printable(str(each.get("address") or "-")) for each in records]
+    kinds = [output.printable(_what(each)) for each in records]
+    subjects = [output.printable(_subject(each)) or "-" for each in records]
+    changes = Column("change", [change(each) or "-" for each in records], "left", is_flexible=True)
+    in_set = [Column("set", sets, "left", rank=1)] if has_sets else []
+    if width < _WIDE:
+        return [
+            Column("when (UTC)", [one.replace(" ", "\n") for one in moments], "left"),
+            *in_set,
+            Column("user, from", _stacked(users, addresses), "left", is_flexible=True),
+            Column("what", _stacked(kinds, subjects), "left", is_flexible=True),
+            changes,
+        ]
     return [
-        Column("when (UTC)", moments, "left", compact=compact),
-        *([Column("set", sets, "left", rank=2)] if has_sets else []),
-        Column("user", [printable(_who(each)) for each in records], "left", is_flexible=True),
-        Column(
-            "from", [printable(str(each.get("address") or "-")) for each in records], "left", rank=1
-        ),
-        Column("what", [printable(_what(each)) for each in records], "left"),
-        Column(
-            "about",
-            [printable(_subject(each)) or "-" for each in records],
-            "left",
-            is_flexible=True,
-        ),
-        Column("change", [change(each) or "-" for each in records], "left", is_flexible=True),
+        Column("when (UTC)", moments, "left"),
+        *in_set,
+        Column("user", users, "left", is_flexible=True),
+        Column("from", addresses, "left"),
+        Column("what", kinds, "left"),
+        Column("about", subjects, "left", is_flexible=True),
+        changes,
     ]
+
+
+def _stacked(above: Sequence[str], below: Sequence[str]) -> list[str]:
+    return [f"{one}\n{other}" for one, other in zip(above, below, strict=True)]

@@ -40,8 +40,9 @@ def whoami(brokers: Brokers) -> None:
 
 
 def _fields(known: WhoAmIResponse) -> list[tuple[str, str]]:
+    everything = ": everybody may do everything" if known.auth_mode == "off" else ""
     return [
-        ("user", known.user or "nobody"),
+        ("user", known.user or f"nobody{everything}"),
         ("roles", ", ".join(known.roles) or "none"),
         ("namespaces", ", ".join(known.namespaces) or "none: names stand as they are"),
         ("known by", output.printable(known.credential) or "nothing: no key was presented"),

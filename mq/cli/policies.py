@@ -101,8 +101,8 @@ def list_policies(brokers: Brokers, user: str | None, role: str | None, broker_s
 def check(brokers: Brokers, user: str, action: str, resource: str, address: str) -> None:
     """Say whether USER may do ACTION to RESOURCE, and which line decides.
 
-    RESOURCE is like topic:orders, group:billing or cluster. The exit code is 0 if
-    it is allowed, and 1 if it is denied.
+    RESOURCE is like topic:orders, group:billing, cluster or cluster:config. The
+    exit code is 0 if it is allowed, and 1 if it is denied.
     """
     asked = parse_resource(resource)
     with brokers.admin() as admin:
@@ -137,6 +137,9 @@ def parse_resource(text: str) -> Resource:
 
 def decision(answer: CheckAccessResponse, user: str, action: str, resource: Resource) -> str:
     verdict = "allowed" if answer.is_allowed else "denied"
+    # What the policies say does not count for a user that may not come in.
+    if not answer.is_allowed and (answer.is_superuser or answer.policy.line.startswith("allow ")):
+        return f"{verdict}: user {user} is disabled"
     if answer.HasField("policy"):
         return f"{verdict} by {answer.policy.subject}: {answer.policy.line}"
     if answer.is_superuser:

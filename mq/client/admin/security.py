@@ -20,7 +20,7 @@ from mq.access.keys import ApiKey
 from mq.access.policies import Resource
 from mq.client.admin.access import AccessView, is_copyable, view_of
 from mq.client.admin.calls import AdminCalls
-from mq.errors import IllegalRequest, MqError, PermissionDenied, Unauthenticated, UserNotFound
+from mq.errors import IllegalRequest, MqError, Unauthenticated, UserNotFound
 from mq.wire.v1.security_pb2 import (
     API_KEY,
     HMAC_SHA1,
@@ -239,28 +239,22 @@ class SecurityAdmin(AdminCalls):
         for name in await self._answering_sets():
             try:
                 await self._ask(name, request)
-            except MqError:
+            except MqError as error:
                 # Also where it failed: the answer alone may have been lost.
                 with contextlib.suppress(MqError):
                     await self._drop_credential(credential.id, [*done, name])
-                raise
+                raise await self._with_similar(error, credential.user) from None
             done.append(name)
 
     async def revoke_key(self, key_id: str) -> None:
         """Makes a key useless in all broker sets; what it is used for right now ends within a
         second. Users may revoke their own. IllegalRequest when there is no such key.
         """
-        try:
-            view = await self._view()
-        except PermissionDenied:
-            # Of a key that is not the caller's own, the broker says no.
-            sets: Iterable[str] = await self._answering_sets()
-        else:
-            found = view.credentials(key_id)
-            if not found or found[0].type == PASSWORD:
-                raise IllegalRequest(f"there is no key {key_id[:200]!r}: `mq key list` shows all")
-            sets = view.states
-        await self._drop_credential(key_id, sets)
+        view = await self._view()
+        found = view.credentials(key_id)
+        if not found or found[0].type == PASSWORD:
+            raise IllegalRequest(f"there is no key {key_id[:200]!r}: `mq key list` shows all")
+        await self._drop_credential(key_id, view.states)
 
     async def _drop_credential(self, credential_id: str, sets: Iterable[str]) -> None:
         change = AccessChange(drop_credential=credential_id)
@@ -301,7 +295,10 @@ class SecurityAdmin(AdminCalls):
             user=user, action=action, kind=resource.kind, name=resource.name, address=address
         )
         replies = await self._ask_all(request, absent=UserNotFound)
-        return SetAnswers(replies.some().items(), replies.missing)
+        try:
+            return SetAnswers(replies.some().items(), replies.missing)
+        except UserNotFound as error:
+            raise await self._with_similar(error, user) from None
 
     # Quotas and namespaces
 
@@ -402,6 +399,15 @@ class SecurityAdmin(AdminCalls):
         if source:
             await self._known_set(source)
         return view_of((await self._ask_all(DescribeAccessRequest())).all(), source)
+
+    async def _with_similar(self, error: MqError, user: str) -> MqError:
+        """The error that there is no such user, with the names that may have been meant."""
+        if isinstance(error, UserNotFound):
+            try:
+                (await self.describe_access()).user(user)
+            except MqError as other:
+                return other if isinstance(other, UserNotFound) else error
+        return error
 
     async def _answering_sets(self) -> list[str]:
         """All sets; raises when one does not answer. Also for callers that may describe nothing."""

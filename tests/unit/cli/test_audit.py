@@ -67,6 +67,8 @@ def test_a_refusal_says_what_and_why() -> None:
 def test_values_that_are_no_records_are_shown_as_they_are() -> None:
     assert change({**RECORD, "before": 1, "after": "2"}) == "1 -> 2"
     assert change({"what": "x"}) == ""
+    gone = {"credentials": [{"id": "abc"}], "quota": {"streams": 5}}
+    assert change({**RECORD, "before": gone, "after": None}) == "credentials abc, quota streams 5"
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"1"])
@@ -81,7 +83,8 @@ def test_the_table_fits_the_terminal_and_steers_nothing(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     evil = {**RECORD, "user": "\x1b[2J", "subject": "x" * 200, "at_ms": "no number"}
-    print_table(output.console(), columns([("set-0", RECORD), ("set-1", evil), ("set-1", {})]))
+    rows = [("set-0", RECORD), ("set-1", evil), ("set-1", {})]
+    print_table(output.console(), columns(rows, width))
     text = capsys.readouterr().out
     assert_fits(text, width)
     assert "\x1b" not in text

@@ -117,6 +117,8 @@ def test_what_is_no_resource_is_told(text: str) -> None:
             0,
             "allowed: alice is a superuser\n",
         ),
+        (pb.CheckAccessResponse(policy=LINE), 1, "denied: user alice is disabled\n"),
+        (pb.CheckAccessResponse(is_superuser=True), 1, "denied: user alice is disabled\n"),
     ],
 )
 def test_the_deciding_line_is_shown_and_the_exit_code_says_it(
