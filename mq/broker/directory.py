@@ -343,7 +343,7 @@ class Directory:
             routes = [
                 self._route(topic)
                 for topic in self._state.topics
-                if not topic.name.startswith(names.SYSTEM_PREFIX)
+                if names.is_readable_topic(topic.name)
             ]
             self._routes, self._routes_of = GreetResponse(topics=routes), version
         return self._routes

@@ -222,6 +222,11 @@ def test_topics_of_the_broker_alone_stay_at_home() -> None:
     b.topic("%RETRY%g")
     assert a.greet(b) == 1
     assert a.directory.surroundings(["t"], "%RETRY%g").elsewhere == {}
+    # But those that clients may read are found from everywhere.
+    b.topic("%SYS%GIVE_UP")
+    a.greet(b)
+    assert [one.broker_set for one in a.directory.topic("%SYS%GIVE_UP")] == ["b"]
+    assert a.directory.topic("%SYS%SCHEDULE") == []
 
 
 def test_surroundings_are_what_groups_have_elsewhere() -> None:
