@@ -44,7 +44,7 @@ from mq.rpc import tls as rpc_tls
 from mq.rpc.greeting import Greeter
 from mq.rpc.mending import Mender, Others
 from mq.rpc.server import RpcServer
-from mq.rpc.tls import Connect
+from mq.rpc.tls import Connect, ListenerTls
 from mq.store.damage import DamageLog
 from mq.store.flush import Flusher
 from mq.store.format import Kind
@@ -236,7 +236,7 @@ class Server:
                 _scrub(scrubber),
             ):
                 stack.callback(asyncio.create_task(work).cancel)
-            metrics_port = self._serve_metrics(metrics, stack)
+            metrics_port = self._serve_metrics(metrics, tls.metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
 
     def _connections_max(self) -> int:
@@ -267,10 +267,13 @@ class Server:
             time.monotonic,
         )
 
-    def _serve_metrics(self, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
+    def _serve_metrics(
+        self, metrics: Metrics, tls: ListenerTls | None, stack: contextlib.AsyncExitStack
+    ) -> int:
         if self._config.metrics.enabled == "no":
             return 0
-        port = metrics.start(self._config.metrics.host, self._config.metrics.port)
+        options = self._config.metrics
+        port = metrics.start(options.host, options.port, tls.context if tls is not None else None)
         stack.push_async_callback(asyncio.to_thread, metrics.stop)
         return port
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import socket
+import ssl
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from socketserver import ThreadingMixIn
+from typing import Any, Protocol, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -103,20 +108,22 @@ class Metrics:
 
         self.registry.register(_OnLoop(loop, picture))
 
-    def start(self, host: str, port: int) -> int:
-        """The port that Prometheus connects to. PortUnavailable."""
+    def start(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None) -> int:
+        """The port that Prometheus connects to. `tls` is asked at each connection.
+
+        PortUnavailable.
+        """
         try:
-            server, thread = start_http_server(port, host, self.registry)
+            server = _Server(host, port, tls)
         except OSError as error:
             raise PortUnavailable(
                 f"metrics cannot be served at {host}:{port}: {error.strerror or error}. Choose "
                 "another port with --metrics-port, 0 for any, or switch them off with "
                 "--metrics-enabled no"
             ) from None
-
-        # A client that breaks off or sends nothing is not logged, and keeps no thread.
-        server.handle_error = _broken_off  # type: ignore[assignment]
-        server.RequestHandlerClass.timeout = _REQUEST_S  # type: ignore[attr-defined]
+        server.set_app(make_wsgi_app(self.registry))
+        thread = threading.Thread(target=server.serve_forever, name="mq-metrics", daemon=True)
+        thread.start()
 
         def stop() -> None:
             server.shutdown()
@@ -130,8 +137,43 @@ class Metrics:
         self._stop()
 
 
-def _broken_off(_: object, client: object) -> None:
-    log.debug("a scrape failed", client=str(client))
+class _Request(WSGIRequestHandler):
+    # A client that sends nothing keeps no thread.
+    timeout = _REQUEST_S
+
+    def log_message(self, *_: object) -> None:
+        """Scrapes are not logged."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread a request, which also does the handshake: a slow one holds up no other."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, *_, address = found[0]
+        self._tls = tls
+        super().__init__(cast("tuple[str, int]", address[:2]), _Request)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        accepted, address = super().get_request()
+        if self._tls is None:
+            return accepted, address
+        try:
+            return (
+                self._tls().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False),
+                address,
+            )
+        except OSError:
+            accepted.close()
+            raise
+
+    def handle_error(self, _: object, client: object) -> None:
+        """For one that breaks off, or speaks something else."""
+        log.debug("a scrape failed", client=str(client))
 
 
 class _OnLoop(Collector):
