@@ -12,6 +12,8 @@ from mq.client.public import SYNC, lazily
 # gRPC's own handlers of a fork crash the child now and then, and write to its stderr. Clients do
 # not survive a fork anyway, see `sync`. Must be set before gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Otherwise gRPC writes a line to stderr for each handshake of TLS that fails; our errors say why.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 __all__ = sorted(SYNC)  # noqa: PLE0605 # __init__.pyi has them one by one
 __getattr__ = lazily(__name__, SYNC)

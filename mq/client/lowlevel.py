@@ -9,11 +9,16 @@ are as proto/mq/v1 describes them. Everything runs on the `background` loop of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mq.client.cluster.connection import ConnectedClient, Connection, parse_servers
+from mq.client.cluster.connection import (
+    ConnectedClient,
+    Connection,
+    ConnectionOptions,
+    parse_servers,
+)
 from mq.client.cluster.retry import now_s, repeat
 from mq.client.cluster.topology import queues_of
 from mq.client.consumer.follower_reads import QueuePulls
@@ -22,11 +27,13 @@ from mq.client.consumer.options import Start, split_tags
 from mq.client.decode import Page
 from mq.client.lifecycle import SyncClient, background
 from mq.client.messages import FilterLike, QueueRef, wire_filter
+from mq.client.public import arguments_of
 from mq.errors import Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
 __all__ = [
+    "ConnectionOptions",
     "ExactSender",
     "Page",
     "QueueOffsets",
@@ -57,6 +64,10 @@ _ATTEMPT_S = 15.0
 
 class QueueOffsets(ConnectedClient):
     """The first and last offsets of queues. For one event loop, that of `background`."""
+
+    @arguments_of(ConnectionOptions)
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._connection = options.connect()
 
     async def check(self) -> None:
         """Returns when a broker has answered. Unreachable."""
@@ -147,8 +158,8 @@ class RangeRead:
 class _Ranges(ConnectedClient):
     """The connection of all ranges of a scanner."""
 
-    def __init__(self, servers: str | Sequence[str], zone: str) -> None:
-        super().__init__(servers, zone=zone)
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._connection = options.connect()
         self._reads = QueuePulls(self._connection)
 
     def read(self, ref: QueueRef, start: int, end: int, chosen: FilterLike) -> RangeRead:
@@ -160,8 +171,9 @@ class QueueScanner(SyncClient[_Ranges]):
     while the last one is worked on.
     """
 
-    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        super().__init__(_Ranges(servers, zone))
+    @arguments_of(ConnectionOptions)
+    def __init__(self, options: ConnectionOptions) -> None:
+        super().__init__(_Ranges(options))
 
     def scan(
         self,
@@ -261,16 +273,17 @@ class BatchSender:
 class _Batches(ConnectedClient):
     """The connection of an `ExactSender`."""
 
-    def __init__(self, servers: str | Sequence[str], zone: str) -> None:
-        super().__init__(servers, zone=zone)
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._connection = options.connect()
         self.sender = BatchSender(self._connection)
 
 
 class ExactSender(SyncClient[_Batches]):
     """A `BatchSender` for programs without asyncio."""
 
-    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        super().__init__(_Batches(servers, zone))
+    @arguments_of(ConnectionOptions)
+    def __init__(self, options: ConnectionOptions) -> None:
+        super().__init__(_Batches(options))
 
     def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
         """As `BatchSender.layout`."""

@@ -164,15 +164,14 @@ class Processor(GroupClient):
     def _join_anew(self) -> None:
         """A new membership, with nothing in flight."""
         options = self._options
-        self._connection = Connection(options.servers, options.zone)
+        self._connection = options.connect()
         joining = ConsumerOptions(
-            options.servers,
-            options.group,
-            options.subscriptions,
+            group=options.group,
+            subscriptions=options.subscriptions,
             start=options.start,
             cache_messages=options.cache_messages,
             cache_bytes=options.cache_bytes,
-            zone=options.zone,
+            **options.shared,
         )
         self._session = GroupSession(self._connection, joining, commits_at_end=False)
         self._outputs = Outputs(self._connection, options.compress_above_bytes)

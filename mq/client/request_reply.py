@@ -16,17 +16,18 @@ import inspect
 import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, replace
 
 from mq.client.admin.admin import Admin
-from mq.client.cluster.connection import Connection, SetConnection
+from mq.client.cluster.connection import ConnectionOptions, SetConnection
 from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.options import Start
 from mq.client.consumer.push import PushConsumer
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import Message, ReceivedMessage
 from mq.client.producer.producer import Producer
+from mq.client.public import arguments_of
 from mq.errors import (
     ClientClosed,
     IllegalConfig,
@@ -58,6 +59,19 @@ Reply = Message | bytes | str | None
 Handler = Callable[[ReceivedMessage], Awaitable[Reply] | Reply]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RequesterOptions(ConnectionOptions):
+    """Documented at `Requester`. Raises IllegalConfig."""
+
+    reply_topic: str = REPLY_TOPIC
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.timeout_s <= 0:
+            raise IllegalConfig(f"timeout_s is {self.timeout_s}: it must be more than 0")
+
+
 class Requester(AsyncClient):
     """Sends requests, and waits for the reply to each.
 
@@ -76,38 +90,28 @@ class Requester(AsyncClient):
     that say nothing else.
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        reply_topic: str = REPLY_TOPIC,
-        timeout_s: float = 10.0,
-        zone: str = "",
-    ) -> None:
-        if timeout_s <= 0:
-            raise IllegalConfig(f"timeout_s is {timeout_s}: it must be more than 0")
+    @arguments_of(RequesterOptions)
+    def __init__(self, options: RequesterOptions) -> None:
         self._tag = uuid.uuid4().hex
-        self._servers = servers
-        self._zone = zone
-        self._reply_topic = reply_topic
-        self._timeout_s = timeout_s
+        self._options = options
+        self._reply_topic = options.reply_topic
+        self._timeout_s = options.timeout_s
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
-        self._producer = Producer(servers, zone=zone)
+        self._producer = Producer(**options.shared)
         self._consumer = self._new_consumer()
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def _new_consumer(self) -> PushConsumer:
         return PushConsumer(
-            self._servers,
             # A group of its own: it subscribes to something else than the others.
-            f"requester-{self._tag}",
-            {self._reply_topic: self._tag},
-            self._replied,
+            group=f"requester-{self._tag}",
+            subscriptions={self._reply_topic: self._tag},
+            handler=self._replied,
             mode="broadcast",
             tasks=1,
-            zone=self._zone,
+            **self._options.shared,
         )
 
     async def start(self) -> None:
@@ -128,12 +132,12 @@ class Requester(AsyncClient):
 
     async def _create_reply_topic(self) -> None:
         """Creates it unless a set has it: one is enough, also when others are down."""
-        connection = Connection(self._servers, self._zone)
+        connection = self._options.connect()
         try:
             if (await connection.brokers([self._reply_topic])).topics:
                 return
             try:
-                async with Admin(self._servers) as admin:
+                async with Admin(**self._options.shared) as admin:
                     await admin.create_topic(self._reply_topic)
             except TopicExists:
                 pass
@@ -225,26 +229,34 @@ class Requester(AsyncClient):
             raise
 
 
+@dataclass(frozen=True)
+class ReplierOptions(ConnectionOptions):
+    """Documented at `Replier`."""
+
+    group: str
+    topic: str
+    handler: Handler
+    _: KW_ONLY
+    start: Start = "latest"
+    tasks: int = 20
+
+
 class Replier(AsyncClient):
     """Calls `handler` for each request of the topic. Its result is the reply; its exceptions are
     reported to the requester. `tasks` handlers run at the same time. See `Requester`.
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        group: str,
-        topic: str,
-        handler: Handler,
-        *,
-        start: Start = "latest",
-        tasks: int = 20,
-        zone: str = "",
-    ) -> None:
-        self._handler = handler
-        self._producer = Producer(servers, zone=zone)
+    @arguments_of(ReplierOptions)
+    def __init__(self, options: ReplierOptions) -> None:
+        self._handler = options.handler
+        self._producer = Producer(**options.shared)
         self._consumer = PushConsumer(
-            servers, group, topic, self._serve, start=start, tasks=tasks, zone=zone
+            group=options.group,
+            subscriptions=options.topic,
+            handler=self._serve,
+            start=options.start,
+            tasks=options.tasks,
+            **options.shared,
         )
 
     async def start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mq.access.keys import ApiKey
 from mq.access.policies import Resource
@@ -12,7 +12,7 @@ from mq.client.admin.calls import Answers
 from mq.client.admin.groups import OffsetTarget
 from mq.client.admin.security import AccessKey, Session, SetAnswers
 from mq.client.admin.topics import TypeName
-from mq.client.cluster.retry import CALL_TIMEOUT_S
+from mq.client.cluster.security import FilePath
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike
 from mq.client.public import renamed
@@ -51,10 +51,34 @@ class Admin(SyncClient[AsyncAdmin]):
     """
 
     def __init__(
-        self, servers: str | Sequence[str] = "127.0.0.1:8081", *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        servers: str | Sequence[str] = "127.0.0.1:8081",
+        *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
+        zone: str = "",
+        timeout_s: float = 5.0,
     ) -> None:
         """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
-        super().__init__(AsyncAdmin(servers, timeout_s=timeout_s))
+        super().__init__(
+            AsyncAdmin(
+                servers,
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
+                zone=zone,
+                timeout_s=timeout_s,
+            )
+        )
 
     def create_topic(
         self,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mq.client.batches import MessageBatch
+from mq.client.cluster.security import FilePath
 from mq.client.consumer.consumer import SyncPoll, ThreadedConsumer
 from mq.client.consumer.options import Mode, Start, Subscriptions
 from mq.client.consumer.pull import Offsets, PullResult, QueueLike, SyncPull, ThreadedPullConsumer
@@ -46,6 +47,13 @@ class Consumer(SyncPoll):
         group: str,
         subscriptions: Subscriptions,
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         start: Start = "latest",
         mode: Mode = "clustering",
@@ -60,6 +68,13 @@ class Consumer(SyncPoll):
                 servers,
                 group,
                 subscriptions,
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
                 zone=zone,
                 start=start,
                 mode=mode,
@@ -181,6 +196,13 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         subscriptions: Subscriptions,
         handler: Callable[[ReceivedMessage], object] | Callable[[MessageBatch], object],
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         start: Start = "latest",
         mode: Mode = "clustering",
@@ -197,6 +219,13 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
             group,
             subscriptions,
             handler,
+            tls=tls,
+            ca=ca,
+            cert=cert,
+            key=key,
+            api_key=api_key,
+            api_key_file=api_key_file,
+            namespace=namespace,
             zone=zone,
             start=start,
             mode=mode,
@@ -260,11 +289,30 @@ class PullConsumer(SyncPull):
         servers: str | Sequence[str],
         group: str | None = None,
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         read_followers: bool = True,
     ) -> None:
         super().__init__(
-            ThreadedPullConsumer(servers, group, zone=zone, read_followers=read_followers)
+            ThreadedPullConsumer(
+                servers,
+                group,
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
+                zone=zone,
+                read_followers=read_followers,
+            )
         )
 
     def queues(self, topic: str) -> list[QueueRef]:

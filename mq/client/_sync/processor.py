@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from mq.client.cluster.security import FilePath
 from mq.client.consumer.options import Start, Subscriptions
 from mq.client.lifecycle import HandlerThreads, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
@@ -43,6 +44,13 @@ class Processor(SyncClient[AsyncProcessor]):
         subscriptions: Subscriptions,
         handler: Callable[[list[ReceivedMessage]], Iterable[Output] | None],
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         start: Start = "latest",
         batch_messages: int = 32,
@@ -59,6 +67,13 @@ class Processor(SyncClient[AsyncProcessor]):
                 group,
                 subscriptions,
                 handlers.wrap(handler),
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
                 zone=zone,
                 start=start,
                 batch_messages=batch_messages,

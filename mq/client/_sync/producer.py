@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mq.client.cluster.security import FilePath
 from mq.client.messages import AckName, Message, SendResult
 from mq.client.producer.bulk import SendResults
 from mq.client.producer.producer import SyncSend, ThreadedProducer
@@ -57,6 +58,13 @@ class Producer(SyncSend):
         self,
         servers: str | Sequence[str] = "127.0.0.1:8081",
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         ack: AckName = "quorum",
         timeout_s: float = 3.0,
@@ -72,6 +80,13 @@ class Producer(SyncSend):
         super().__init__(
             ThreadedProducer(
                 servers,
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
                 zone=zone,
                 ack=ack,
                 timeout_s=timeout_s,

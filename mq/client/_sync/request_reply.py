@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mq.client.cluster.security import FilePath
 from mq.client.consumer.options import Start
 from mq.client.lifecycle import HandlerThreads, SyncClient
 from mq.client.messages import Message, ReceivedMessage
-from mq.client.request_reply import REPLY_TOPIC, Reply
 from mq.client.request_reply import Replier as AsyncReplier
+from mq.client.request_reply import Reply
 from mq.client.request_reply import Requester as AsyncRequester
 
 
@@ -34,12 +35,31 @@ class Requester(SyncClient[AsyncRequester]):
         self,
         servers: str | Sequence[str],
         *,
-        reply_topic: str = REPLY_TOPIC,
-        timeout_s: float = 10.0,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
+        reply_topic: str = "REPLIES",
+        timeout_s: float = 10.0,
     ) -> None:
         super().__init__(
-            AsyncRequester(servers, reply_topic=reply_topic, timeout_s=timeout_s, zone=zone)
+            AsyncRequester(
+                servers,
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
+                zone=zone,
+                reply_topic=reply_topic,
+                timeout_s=timeout_s,
+            )
         )
 
     def start(self) -> None:
@@ -73,14 +93,34 @@ class Replier(SyncClient[AsyncReplier]):
         topic: str,
         handler: Callable[[ReceivedMessage], Reply],
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
+        zone: str = "",
         start: Start = "latest",
         threads: int = 20,
-        zone: str = "",
     ) -> None:
         handlers = HandlerThreads(threads, f"mq-{group}")
         super().__init__(
             AsyncReplier(
-                servers, group, topic, handlers.wrap(handler), start=start, tasks=threads, zone=zone
+                servers,
+                group,
+                topic,
+                handlers.wrap(handler),
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
+                zone=zone,
+                start=start,
+                tasks=threads,
             ),
             handlers,
         )

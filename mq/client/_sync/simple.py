@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from mq.client.cluster.security import FilePath
 from mq.client.consumer.options import Start, Subscriptions
 from mq.client.messages import ReceivedMessage
 from mq.client.simple.consumer import Messages
@@ -34,6 +35,13 @@ class SimpleConsumer(SyncReceive):
         group: str,
         subscriptions: Subscriptions,
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         start: Start = "latest",
         is_ordered: bool = False,
@@ -44,6 +52,13 @@ class SimpleConsumer(SyncReceive):
                 servers,
                 group,
                 subscriptions,
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
                 zone=zone,
                 start=start,
                 is_ordered=is_ordered,

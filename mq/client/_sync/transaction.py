@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mq.client.cluster.security import FilePath
 from mq.client.lifecycle import HandlerThreads, StartedClient, on_caller
 from mq.client.messages import Message
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
@@ -51,6 +52,13 @@ class TransactionProducer(StartedClient[AsyncTransactionProducer]):
         execute: Callable[[HalfMessage, Any], Resolution | str],
         check: Callable[[HalfMessage], Resolution | str],
         *,
+        tls: bool = False,
+        ca: FilePath | None = None,
+        cert: FilePath | None = None,
+        key: FilePath | None = None,
+        api_key: str | Callable[[], str] | None = None,
+        api_key_file: FilePath | None = None,
+        namespace: str = "",
         zone: str = "",
         timeout_s: float = 3.0,
         first_check_s: float | None = None,
@@ -67,6 +75,13 @@ class TransactionProducer(StartedClient[AsyncTransactionProducer]):
                 producer_group,
                 on_caller(execute),
                 handlers.wrap(check),
+                tls=tls,
+                ca=ca,
+                cert=cert,
+                key=key,
+                api_key=api_key,
+                api_key_file=api_key_file,
+                namespace=namespace,
                 zone=zone,
                 timeout_s=timeout_s,
                 first_check_s=first_check_s,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.connection import ConnectedClient
+from mq.client.cluster.connection import ConnectedClient, ConnectionOptions
 from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import CALL_TIMEOUT_S, now_s
+from mq.client.public import arguments_of
 from mq.errors import IllegalRequest, MqError
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
@@ -68,18 +70,23 @@ class Replies(NamedTuple):
         raise error
 
 
+@dataclass(frozen=True)
+class AdminOptions(ConnectionOptions):
+    """The constructor arguments of an Admin."""
+
+    servers: str | Sequence[str] = "127.0.0.1:8081"
+    _: KW_ONLY
+    timeout_s: float = CALL_TIMEOUT_S
+
+
 class AdminCalls(ConnectedClient):
     """The connection of an Admin, and calls by it."""
 
-    def __init__(
-        self,
-        servers: str | Sequence[str] = "127.0.0.1:8081",
-        *,
-        timeout_s: float = CALL_TIMEOUT_S,
-    ) -> None:
+    @arguments_of(AdminOptions)
+    def __init__(self, options: AdminOptions) -> None:
         """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
-        super().__init__(servers)
-        self._timeout_s = timeout_s
+        self._connection = options.connect()
+        self._timeout_s = options.timeout_s
         # Sets that did not answer, and until when another call gives them little time.
         self._silent_until_s: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""The connection of one client to the cluster: channels to brokers, the broker sets, their leaders.
+"""The connection of one client to the cluster: the brokers, the broker sets, their leaders.
 
 Any one broker is enough to find the others, of all sets. A known leader may be stale and is only a
 place to start: a follower redirects to the leader, and calls go there. Retries of sends and of
@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
-import grpc
-import grpc.aio
-from google.protobuf import message_factory
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.errors import error_of_call
+from mq.client.cluster.channels import Channels
 from mq.client.cluster.retry import CALL_TIMEOUT_S, CallTarget, Retry, now_s
+from mq.client.cluster.security import Credentials, Security
 from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
 from mq.client.cluster.topology import Topology
 from mq.client.lifecycle import AsyncClient
@@ -32,14 +30,6 @@ from mq.errors import (
     NotLeader,
     Unreachable,
 )
-from mq.wire.v1 import (
-    admin_pb2,
-    cluster_pb2,
-    consumer_pb2,
-    producer_pb2,
-    security_pb2,
-    transaction_pb2,
-)
 from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse
 
 log = logging.getLogger(__name__)
@@ -48,95 +38,6 @@ log = logging.getLogger(__name__)
 LAST_WORD_S = 0.15
 # A broker that holds a call for longer is frozen or gone; another may answer.
 _ROUTE_ATTEMPT_S = 1.0
-MESSAGE_BYTES_MAX = 64 << 20
-
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Retries are ours: gRPC's would resend what a broker may have stored.
-    ("grpc.enable_retries", 0),
-    # After a fail-over the new leader is wanted now, not after gRPC's own pause of up to 20 s.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # Also the time-out of a connection attempt.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # Clients of a process do not share sockets: closing one must not affect another.
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
-_CLOSED = "the client is closed: make another one"
-
-
-class Channels:
-    """gRPC channels by address, used and closed on one event loop."""
-
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._is_closed = False
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        if self._is_closed:
-            raise ClientClosed(_CLOSED)
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._channels[address] = channel
-        return channel
-
-    async def ask(
-        self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False
-    ) -> Any:
-        """One attempt. Raises the error of the broker, Unreachable or ClientClosed."""
-        path, response_class = method_of(type(request))
-        ask = self.channel(address).unary_unary(
-            path,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=None if raw_response else response_class.FromString,
-        )
-        try:
-            return await ask(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as failure:
-            raise error_of_call(failure, address) from None
-        except grpc.aio.UsageError:
-            # The channel was closed during the call.
-            raise ClientClosed(_CLOSED) from None
-
-    def stream(self, address: str, request_class: type[WireMessage]) -> grpc.aio.StreamStreamCall:
-        """Opens a bidirectional stream of bytes. Failures are grpc.aio.AioRpcError."""
-        path, _ = method_of(request_class)
-        return self.channel(address).stream_stream(path)()
-
-    async def close(self) -> None:
-        self._is_closed = True
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
-
-
-# By the name of the request: the path of the method that takes it, and the class of its responses.
-_METHODS = {
-    method.input_type.name: (
-        f"/{service.full_name}/{method.name}",
-        message_factory.GetMessageClass(method.output_type),
-    )
-    for module in (
-        admin_pb2,
-        cluster_pb2,
-        consumer_pb2,
-        producer_pb2,
-        security_pb2,
-        transaction_pb2,
-    )
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
-
-
-def method_of(request_class: type[WireMessage]) -> tuple[str, type[WireMessage]]:
-    # A raw request is the same on the wire, with some messages as bytes.
-    return _METHODS[request_class.DESCRIPTOR.name.removeprefix("Raw")]
 
 
 def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
@@ -150,7 +51,7 @@ def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ConnectionOptions:
+class ConnectionOptions(Security):
     """The constructor arguments of all clients. `zone`: of brokers that were not tried yet, those
     of this zone are asked first.
     """
@@ -159,6 +60,15 @@ class ConnectionOptions:
     _: KW_ONLY
     zone: str = ""
 
+    def connect(self) -> Connection:
+        """Raises IllegalConfig, also for a file that is wrong."""
+        return Connection(self.servers, self.zone, self)
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The arguments of another client of the same brokers."""
+        return {one.name: getattr(self, one.name) for one in fields(ConnectionOptions)}
+
 
 class Connection(CallTarget):
     """The connection of one producer, consumer or admin; close it on the loop that used it.
@@ -166,12 +76,14 @@ class Connection(CallTarget):
     `call` asks any broker; `of(name).call` asks the leader of a set.
     """
 
-    def __init__(self, servers: str | Sequence[str], zone: str = "") -> None:
+    def __init__(
+        self, servers: str | Sequence[str], zone: str = "", security: Security | None = None
+    ) -> None:
         self.seeds = parse_servers(servers)
         self.zone = zone
         self.servers = Servers(self.seeds, zone)
         self.attempts = Attempts()
-        self.channels = Channels()
+        self.channels = Channels(Credentials(security))
         self._sets: dict[str, SetConnection] = {}
         self.topology = Topology(self)
 
@@ -452,8 +364,7 @@ class SetConnection(CallTarget):
 class ConnectedClient(AsyncClient):
     """A client that has nothing to end but its connection."""
 
-    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        self._connection = Connection(servers, zone)
+    _connection: Connection
 
     async def close(self) -> None:
         await self._connection.close()

@@ -14,7 +14,15 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from mq import errors
-from mq.errors import Internal, MqError, NoLeader, NotLeader, Unreachable
+from mq.errors import (
+    Internal,
+    MqError,
+    NoLeader,
+    NotLeader,
+    PermissionDenied,
+    Unauthenticated,
+    Unreachable,
+)
 from mq.wire.v1 import status_pb2
 
 E = TypeVar("E", bound=MqError)
@@ -25,6 +33,12 @@ _CLASSES: dict[str, type[MqError]] = {
     for one in vars(errors).values()
     if isinstance(one, type) and issubclass(one, MqError) and one is not MqError
 }
+
+
+class WrongTransport(Unreachable):
+    """The client speaks TLS and the broker does not, or the reverse: another attempt is useless."""
+
+    retryable = False
 
 
 def error_of(code: int, text: str, leader_address: str = "", retry_after_ms: int = 0) -> MqError:
@@ -82,6 +96,14 @@ def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
             except DecodeError:
                 break
             return error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
+    if kind := _REFUSALS.get(failure.code()):
+        # By something between the client and the broker.
+        return kind(f"{address}: {failure.details()}")
+    if _SPEAKS_PLAINTEXT in (failure.details() or ""):
+        return WrongTransport(
+            f"the broker at {address} does not speak TLS: leave out tls, ca and cert (--tls, --ca, "
+            "--cert)"
+        )
     if failure.code() in _NOT_REACHED:
         return Unreachable(f"{address}: {_reason(failure)}")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -90,6 +112,13 @@ def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
             f"older version ({failure.code().name}: {failure.details()})"
         )
     return Internal(f"{address} answered {failure.code().name}: {failure.details()}")
+
+
+def closes_at_once(failure: grpc.aio.AioRpcError) -> bool:
+    """Whether a broker has ended the connection before it said anything: one that wants TLS does
+    that to a client without.
+    """
+    return _CLOSES_AT_ONCE in (failure.details() or "")
 
 
 def _reason(failure: grpc.aio.AioRpcError) -> str:
@@ -103,8 +132,16 @@ def _reason(failure: grpc.aio.AioRpcError) -> str:
     return f"{failure.code().name}, {details}"
 
 
-_TLS = "broker.tls = required, which this client does not speak yet"
+_SPEAKS_PLAINTEXT = "WRONG_VERSION_NUMBER"
+_CLOSES_AT_ONCE = "failed to connect to all addresses; last error: UNAVAILABLE"
 _CLIENT_PORT = "clients want the port of --port, 8081 by default"
+_WANTS_MORE = "one that wants TLS (tls=True, --tls) or a certificate (cert, --cert) of clients"
+_OTHER_NAME = "its certificate is for another host name or address: connect by one that it has"
+_OTHER_AUTHORITY = (
+    "its certificate does not come from an authority that this client trusts: name the right one "
+    "by ca (--ca)"
+)
+_WANTS_CERTIFICATE = "it wants a certificate of this client: give cert and key (--cert, --key)"
 # By a part of gRPC's text, the first that fits: why there is no connection.
 _REASONS = (
     ("Connection refused", "connection refused"),
@@ -114,20 +151,34 @@ _REASONS = (
     ("Network is unreachable", "network is unreachable"),
     ("Connection timed out", "no connection in time"),
     # A GOAWAY, which brokers send first only to clients that speak no TLS where they must.
-    ("got frame type 7)", f"it requires TLS: {_TLS}"),
+    ("got frame type 7)", "it requires TLS: use tls=True (--tls)"),
     ("Failed parsing HTTP/2", f"it does not speak gRPC, a metrics port perhaps: {_CLIENT_PORT}"),
     (
         "before receiving SETTINGS frame",
         f"it takes connections and says nothing: frozen, or no broker; {_CLIENT_PORT}",
     ),
+    ("Hostname Verification Check failed", _OTHER_NAME),
+    ("certificate has expired", "its certificate has expired"),
+    ("certificate is not yet valid", "its certificate is not valid yet: is a clock wrong?"),
+    ("CERTIFICATE_VERIFY_FAILED", _OTHER_AUTHORITY),
+    ("ALERT_CERTIFICATE_REQUIRED", _WANTS_CERTIFICATE),
     (
-        "failed to connect to all addresses; last error: UNAVAILABLE",
-        f"it closes connections at once: stopping, a Raft port, or {_TLS}; {_CLIENT_PORT}",
+        "ALERT_UNKNOWN_CA",
+        "it does not trust the authority that this client's own certificate comes from",
+    ),
+    ("ALERT", "it refuses this client's own certificate, or its version of TLS"),
+    (
+        _CLOSES_AT_ONCE,
+        f"it closes connections at once: stopping, a Raft port, or {_WANTS_MORE}; {_CLIENT_PORT}",
     ),
     ("Socket closed", "the connection was closed"),
     ("Connection reset by peer", "the connection was closed"),
 )
 
+_REFUSALS = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+}
 _NOT_REACHED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,

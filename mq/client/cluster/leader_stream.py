@@ -22,7 +22,15 @@ from google.protobuf.message import Message as WireMessage
 from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.errors import error_of_call
 from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled
-from mq.errors import ClientClosed, Internal, MqError, NotLeader, Unreachable
+from mq.errors import (
+    ClientClosed,
+    Internal,
+    MqError,
+    NotLeader,
+    PermissionDenied,
+    Unauthenticated,
+    Unreachable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +58,15 @@ class Patience(NamedTuple):
     needs_answer: bool = False
 
 
+# The identity of the client is not accepted, or may not do this: another attempt is useless until
+# somebody changes that.
+REFUSALS = (Unauthenticated, PermissionDenied)
+
+
+class _Renewed(Unreachable):
+    """The credentials of the client have changed since the stream was opened."""
+
+
 class StreamUser(Protocol):
     """The owner of a `LeaderStream`. All of it is called on the event loop."""
 
@@ -69,7 +86,7 @@ class StreamUser(Protocol):
 
     def stream_failed(self, error: MqError, address: str) -> None:
         """There is no stream, and the next attempt is made after a pause. An empty address: no
-        leader was found.
+        leader was found. After one of `REFUSALS` there is no next attempt before `open`.
         """
         ...
 
@@ -85,9 +102,24 @@ class BrokerStream:
         self.term = broker_set.term
         self._loop = asyncio.get_running_loop()
         self.opened_s = self.heard_s = self._loop.time()
-        self._call = broker_set.channels.stream(address, request_class)
+        self._channels = broker_set.channels
+        self._metadata = self._channels.credentials.metadata
+        self._call = self._channels.stream(address, request_class)
+        self._generation = self._channels.generation
         self._cancelled_by: MqError | None = None
         self._ended = asyncio.Event()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the credentials of the client have changed since it was opened."""
+        return self._generation != self._channels.generation
+
+    def _error_of(self, failure: grpc.aio.AioRpcError) -> MqError:
+        error = error_of_call(failure, self.address)
+        is_refused = isinstance(error, Unauthenticated)
+        if is_refused and self._channels.credentials.is_replaced(self._metadata):
+            return _Renewed(f"{self.address}: {error}; there is another key by now")
+        return error
 
     async def connect(self) -> None:
         """Raises why there is no connection; then nothing is left to be closed."""
@@ -95,7 +127,7 @@ class BrokerStream:
             async with asyncio.timeout(_CONNECT_S_MAX):
                 await self._call.wait_for_connection()
         except grpc.aio.AioRpcError as failure:
-            raise error_of_call(failure, self.address) from None
+            raise self._error_of(failure) from None
         except TimeoutError:
             self._call.cancel()
             raise Unreachable(
@@ -134,7 +166,7 @@ class BrokerStream:
         try:
             data = await self._call.read()
         except grpc.aio.AioRpcError as failure:
-            raise error_of_call(failure, self.address) from None
+            raise self._error_of(failure) from None
         except asyncio.CancelledError:
             if _is_being_cancelled():
                 raise
@@ -181,7 +213,12 @@ class LeaderStream:
         request_class: type[WireMessage],
         user: StreamUser,
         patience: Patience,
+        *,
+        overlaps: bool = False,
     ) -> None:
+        """`overlaps`: when the credentials have changed, a stream is opened before the former one
+        has ended; otherwise that is broken off first.
+        """
         self.broker_set = broker_set
         self.current: BrokerStream | None = None
         # The error of the last attempt at a stream.
@@ -192,6 +229,7 @@ class LeaderStream:
         self.patience = patience
         self._request_class = request_class
         self._user = user
+        self._overlaps = overlaps
         self._loop = asyncio.get_running_loop()
         self._serving: dict[BrokerStream, asyncio.Task[None]] = {}
         self._half_closing: set[asyncio.Task[None]] = set()
@@ -218,6 +256,8 @@ class LeaderStream:
             except MqError as error:
                 log.debug("no stream to %s: %s", address or "a leader", error)
                 self._failed(error, address)
+                if isinstance(error, REFUSALS):
+                    return
             except Exception as failure:
                 log.exception("a mistake of this client, which goes on")
                 self._failed(_mistake(failure), address)
@@ -248,9 +288,12 @@ class LeaderStream:
             if self._loop.time() - stream.opened_s >= _STEADY_S:
                 self.failures = 0
             self._failed(error, stream.address)
-            self.open()
+            if not isinstance(error, REFUSALS):
+                self.open()
 
     def _failed(self, error: MqError, address: str) -> None:
+        if isinstance(error, _Renewed):
+            return
         self.trouble = error
         if isinstance(error, ClientClosed):
             self._is_stopped = True
@@ -286,6 +329,8 @@ class LeaderStream:
         """
         checked_s = stream.heard_s
         while True:
+            if stream is self.current and stream.is_outdated:
+                self._renew(stream)
             owed_s, idle_s = self._check_times_s(stream, checked_s)
             # A request that is sent meanwhile is owed an answer.
             wait_s = min(owed_s, idle_s, self._loop.time() + self.patience.owed_s)
@@ -299,6 +344,13 @@ class LeaderStream:
                 await self._check_leader(stream, is_owed=is_owed)
             elif is_owed:
                 stream.cancel()
+
+    def _renew(self, stream: BrokerStream) -> None:
+        """Opens another one, by the credentials of now."""
+        if self._overlaps:
+            self.leave(stream)
+        else:
+            stream.cancel(_Renewed(f"{stream.address}: the credentials of the client have changed"))
 
     def _check_times_s(self, stream: BrokerStream, checked_s: float) -> tuple[float, float]:
         """The time at which the broker is suspect by an answer that it owes, and by its silence."""

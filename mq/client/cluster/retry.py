@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.errors import retry_after_s
+from mq.client.cluster.errors import WrongTransport, retry_after_s
 from mq.client.cluster.servers import Servers
 from mq.errors import MqError, NotLeader, Unreachable
 
@@ -132,6 +132,8 @@ class CallTarget(ABC):
             # brokers come first.
             known = {*tried, address}
             must_wait = bool(server) or (hint in known if hint else known.issuperset(self.servers))
+            if must_wait and isinstance(failure, WrongTransport):
+                raise failure
             tried = [] if must_wait else [*tried, address]
             is_over = not await retry.pause() if must_wait else retry.left_s <= 0
             if is_over:

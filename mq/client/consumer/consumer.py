@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.client.batches import MessageBatch
-from mq.client.cluster.connection import Connection
 from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import PrefetchBuffer
@@ -64,7 +63,7 @@ class Consumer(AsyncClient):
 
     @arguments_of(PollOptions)
     def __init__(self, options: PollOptions) -> None:
-        self._session = GroupSession(Connection(options.servers, options.zone), options)
+        self._session = GroupSession(options.connect(), options)
         self._polled = PolledMessages(self._session.buffer)
         self._failures = FailurePolicy(self._session)
         self._auto_commit = options.auto_commit

@@ -56,6 +56,7 @@ class GroupOptions(ConnectionOptions):
     filters: dict[str, FilterLike] = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_group(self.group)
         object.__setattr__(self, "filters", _filters(self.subscriptions))
         wanted_tags(self.filters)

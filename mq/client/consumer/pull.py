@@ -6,18 +6,18 @@ No membership: the caller decides which client reads which queue, and when an of
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-from mq.client.cluster.connection import ConnectedClient
+from mq.client.cluster.connection import ConnectedClient, ConnectionOptions
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
 from mq.client.consumer.options import Start, wanted_tags
 from mq.client.decode import Decoder, parse_pull_response
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
-from mq.client.public import renamed
+from mq.client.public import arguments_of, renamed
 from mq.errors import IllegalConfig
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire
@@ -54,6 +54,20 @@ QueueLike = tuple[str, int] | QueueRef
 Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
 
 
+@dataclass(frozen=True)
+class PullOptions(ConnectionOptions):
+    """Documented at `PullConsumer`. Raises IllegalConfig or IllegalGroup."""
+
+    group: str | None = None
+    _: KW_ONLY
+    read_followers: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group is not None:
+            check_group(self.group)
+
+
 class PullConsumer(ConnectedClient):
     """Reads queues by hand: any place, any number of times, without a membership.
 
@@ -70,19 +84,11 @@ class PullConsumer(ConnectedClient):
     there is one: `PullResult.end` is what that one knows of.
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        group: str | None = None,
-        *,
-        zone: str = "",
-        read_followers: bool = True,
-    ) -> None:
-        super().__init__(servers, zone=zone)
-        if group is not None:
-            check_group(group)
-        self._group = group
-        self._read_followers = read_followers
+    @arguments_of(PullOptions)
+    def __init__(self, options: PullOptions) -> None:
+        self._connection = options.connect()
+        self._group = options.group
+        self._read_followers = options.read_followers
         self._reads = QueuePulls(self._connection)
         self._unreadable = 0
 

@@ -23,7 +23,6 @@ from types import CoroutineType
 from typing import Any
 
 from mq.client.batches import MessageBatch
-from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import cancelled
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.options import ConsumerOptions
@@ -88,9 +87,7 @@ class PushConsumer(GroupClient):
     @arguments_of(PushOptions)
     def __init__(self, options: PushOptions) -> None:
         self._options = options
-        self._session = GroupSession(
-            Connection(options.servers, options.zone), options, takes_ranges=True
-        )
+        self._session = GroupSession(options.connect(), options, takes_ranges=True)
         self._failures = FailurePolicy(self._session, options.retry_delay_s)
         self._handler: Callable[[Any], object] = options.handler
         # Messages of a range: few while handlers wait, more while they do not.

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from mq import names
-from mq.client.cluster.connection import Connection
 from mq.client.encode import encode_message, sole_body
 from mq.client.lifecycle import AsyncClient, StartedClient
 from mq.client.messages import Message, SendResult
@@ -78,7 +77,7 @@ class Producer(AsyncClient):
     @arguments_of(ProducerOptions)
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options
-        self._connection = Connection(options.servers, options.zone)
+        self._connection = options.connect()
         self._core: Sender | None = None
         self._arrow: ArrowSender | None = None
         self._is_closed = False

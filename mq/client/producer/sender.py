@@ -72,6 +72,7 @@ class ProducerOptions(ConnectionOptions):
     in_flight_max: int = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ack not in _ACKS:
             raise IllegalConfig(f"ack {self.ack!r}: use one of {', '.join(_ACKS)}")
         for name in ("timeout_s", "batch_bytes", "buffer_bytes", "in_flight_max"):
@@ -105,7 +106,7 @@ class SetSender:
     def __init__(self, broker_set: SetConnection, owner: Sender) -> None:
         self.broker_set = broker_set
         self.name = broker_set.name
-        self.streams = LeaderStream(broker_set, PublishRequest, self, _PATIENCE)
+        self.streams = LeaderStream(broker_set, PublishRequest, self, _PATIENCE, overlaps=True)
         self._loop = asyncio.get_running_loop()
         self.progress_s = self._loop.time()
         self._ack = _ACKS[owner.options.ack]

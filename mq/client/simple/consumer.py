@@ -78,7 +78,7 @@ class SimpleConsumer(AsyncClient):
     @arguments_of(SimpleOptions)
     def __init__(self, options: SimpleOptions) -> None:
         self._options = options
-        self._connection = Connection(options.servers, options.zone)
+        self._connection = options.connect()
         self._receiver = _GroupReceiver(self._connection, options)
         self._gatherer = Gatherer(self._receiver)
         self._receives = 0

@@ -129,6 +129,7 @@ class TransactionOptions(ConnectionOptions):
         return Checks(self.first_check_s, self.check_interval_s, self.checks_max)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names.check_group(self.producer_group)
         self.checks.validate()
         if self.timeout_s <= 0:

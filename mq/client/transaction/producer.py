@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from mq.client.cluster.connection import Connection
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import Message
 from mq.client.public import arguments_of
@@ -61,7 +60,7 @@ class TransactionProducer(AsyncClient):
     @arguments_of(TransactionOptions)
     def __init__(self, options: TransactionOptions) -> None:
         self._options = options
-        self._connection = Connection(options.servers, options.zone)
+        self._connection = options.connect()
         self._core: TransactionSender | None = None
         self._is_closed = False
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from mq.client.cluster.connection import method_of
+from mq.client.cluster.channels import method_of
 from mq.errors import Unreachable
 from mq.wire.v1 import cluster_pb2 as pb
 

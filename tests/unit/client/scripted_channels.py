@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mq.client.cluster.connection import Channels, Connection, method_of
+from mq.client.cluster.channels import Channels, method_of
+from mq.client.cluster.connection import Connection
 
 
 class ScriptedSet(Protocol):

@@ -14,9 +14,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from mq.client.cluster.connection import Channels, Connection
-from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
+from mq.client.cluster.channels import Channels
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.leader_stream import REFUSALS, BrokerStream, LeaderStream, Patience
 from mq.errors import ClientClosed, Internal, MqError, NoLeader, NotLeader, Unreachable
+from mq.wire.v1 import status_pb2
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
 from mq.wire.v1.producer_pb2 import PublishRequest
 from tests.unit.client.producer.scripted_brokers import rpc_error
@@ -112,7 +114,7 @@ class Cluster(Channels):
 class User:
     """Counts what it sent, on which stream, and what came back."""
 
-    def __init__(self, cluster: Cluster, patience: Patience) -> None:
+    def __init__(self, cluster: Cluster, patience: Patience, *, overlaps: bool = False) -> None:
         connection = Connection(cluster.addresses)
         connection.channels = cluster
         self.is_wanted = True
@@ -122,7 +124,9 @@ class User:
         self.received: list[bytes] = []
         self.sent_s: dict[BrokerStream, float] = {}
         self.on_data: Callable[[bytes], None] = self._got
-        self.streams = LeaderStream(connection.of("s"), PublishRequest, self, patience)
+        self.streams = LeaderStream(
+            connection.of("s"), PublishRequest, self, patience, overlaps=overlaps
+        )
         self.connection = connection
 
     async def send(self, data: bytes) -> None:
@@ -173,10 +177,10 @@ class User:
 Story = Callable[[Cluster, User], Coroutine[Any, Any, None]]
 
 
-def tell(story: Story, patience: Patience = EAGER, *addresses: str) -> None:
+def tell(story: Story, patience: Patience = EAGER, *addresses: str, overlaps: bool = False) -> None:
     async def main() -> None:
         cluster = Cluster(*addresses)
-        user = User(cluster, patience)
+        user = User(cluster, patience, overlaps=overlaps)
         user.streams.open()
         await user.at("a:1")
         await story(cluster, user)
@@ -473,3 +477,63 @@ def test_a_close_waits_for_what_is_owed_and_no_longer_than_it_may() -> None:
             assert len(cluster.calls) == 1
 
     run(main())
+
+
+def test_by_new_credentials_a_stream_is_opened_before_the_former_one_ends() -> None:
+    async def story(cluster: Cluster, user: User) -> None:
+        await user.send(b"early")
+        first = user.streams.current
+        cluster.credentials.generation += 1
+        await asyncio.sleep(2)
+        assert user.streams.current not in (None, first)
+        assert [call.is_half_closed for call in cluster.calls] == [True, False]
+        assert user.received == [b"early"]
+        assert user.failures == []
+        await asyncio.sleep(10)
+        assert len(cluster.calls) == 2
+
+    tell(story, PUBLISHES, overlaps=True)
+
+
+def test_a_stream_that_must_be_the_only_one_is_broken_off_before_it_is_opened_anew() -> None:
+    async def story(cluster: Cluster, user: User) -> None:
+        cluster.credentials.generation += 1
+        await asyncio.sleep(3)
+        assert [call.is_over for call in cluster.calls] == [True, False]
+        assert not cluster.calls[0].is_half_closed
+        assert user.address == "a:1"
+        assert user.failures == [], "nothing is wrong with the broker"
+
+    tell(story)
+
+
+def refusal(code: status_pb2.Code) -> grpc.aio.AioRpcError:
+    status = status_pb2.Status(code=code, text="no")
+    trailing = grpc.aio.Metadata(("mq-status-bin", status.SerializeToString()))
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAUTHENTICATED, grpc.aio.Metadata(), trailing)
+
+
+@pytest.mark.parametrize("code", [status_pb2.UNAUTHENTICATED, status_pb2.PERMISSION_DENIED])
+def test_a_client_that_is_refused_does_not_come_again_by_itself(code: status_pb2.Code) -> None:
+    async def story(cluster: Cluster, user: User) -> None:
+        cluster.calls[-1].end(refusal(code))
+        await asyncio.sleep(60)
+        assert len(cluster.calls) == 1
+        ((_, error),) = user.failures
+        assert isinstance(error, REFUSALS)
+        user.streams.open()
+        await user.at("a:1")
+
+    tell(story)
+
+
+def test_a_refused_key_that_was_replaced_meanwhile_is_no_refusal() -> None:
+    async def story(cluster: Cluster, user: User) -> None:
+        cluster.credentials.metadata = grpc.aio.Metadata(("authorization", "Bearer other"))
+        cluster.calls[-1].end(refusal(status_pb2.UNAUTHENTICATED))
+        await asyncio.sleep(1)
+        assert len(cluster.calls) == 2
+        assert user.failures == []
+        assert user.address == "a:1"
+
+    tell(story)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import grpc.aio
 
-from mq.client.cluster.connection import method_of
+from mq.client.cluster.channels import method_of
+from mq.client.cluster.security import Credentials
 from mq.client.cluster.topology import Topology
 from mq.client.messages import QueueRef
 from mq.errors import MqError, NotLeader, Unreachable
@@ -125,6 +126,9 @@ class ScriptedCall:
 
 class ScriptedSet:
     """One broker set, and the client's connection to it."""
+
+    credentials = Credentials()
+    generation = 0
 
     def __init__(self, name: str) -> None:
         self.name = name

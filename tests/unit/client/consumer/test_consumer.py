@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq.client import Consumer as SyncConsumer
-from mq.client.consumer import consumer as consumer_module
+from mq.client.cluster.connection import ConnectionOptions
 from mq.client.consumer.consumer import Consumer
 from mq.client.messages import ReceivedMessage
 from mq.errors import NotAssigned, SubscriptionMismatch
@@ -26,7 +26,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> ScriptedConnection:
     """With ten messages in one queue."""
     scripted = ScriptedConnection()
     scripted.prepared = [assignment((0, 0)), delivery(0, range(10))]
-    monkeypatch.setattr(consumer_module, "Connection", lambda *_: scripted)
+    monkeypatch.setattr(ConnectionOptions, "connect", lambda _: scripted)
     return scripted
 
 

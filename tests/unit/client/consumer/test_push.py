@@ -14,7 +14,7 @@ import pytest
 
 from mq.client import MessageBatch
 from mq.client import PushConsumer as SyncPushConsumer
-from mq.client.consumer import push as push_module
+from mq.client.cluster.connection import ConnectionOptions
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack, doubled_s
 from mq.client.lifecycle import background
@@ -31,7 +31,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> ScriptedConnection:
     """With ten messages in one queue."""
     scripted = ScriptedConnection()
     scripted.prepared = [assignment((0, 0)), delivery(0, range(10))]
-    monkeypatch.setattr(push_module, "Connection", lambda *_: scripted)
+    monkeypatch.setattr(ConnectionOptions, "connect", lambda _: scripted)
     return scripted
 
 
@@ -670,7 +670,7 @@ def test_a_start_on_threads_that_fails_leaves_nothing_open(
     connection: ScriptedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.prepared = []
-    monkeypatch.setattr(push_module, "JOIN_S", 0.01)
+    monkeypatch.setattr("mq.client.consumer.push.JOIN_S", 0.01)
     consumer = SyncPushConsumer("s:1", "g", TOPIC, print)
     with pytest.raises(Unreachable, match="into group g"):
         consumer.start()

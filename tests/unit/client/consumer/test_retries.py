@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mq.client import Consumer as SyncConsumer
-from mq.client.consumer import consumer as consumer_module
+from mq.client.cluster.connection import ConnectionOptions
 from mq.client.consumer import retries as retries_module
 from mq.client.consumer.consumer import Consumer
 from mq.client.consumer.prefetch_queue import InFlight
@@ -285,7 +285,7 @@ def test_a_polled_message_is_given_back_and_counts_as_done_then(
 ) -> None:
     connection = ScriptedConnection()
     connection.prepared = [assignment((0, 0)), delivery(0, range(3))]
-    monkeypatch.setattr(consumer_module, "Connection", lambda *_: connection)
+    monkeypatch.setattr(ConnectionOptions, "connect", lambda _: connection)
 
     async def story() -> None:
         async with Consumer("s:1", "g", TOPIC) as consumer:
@@ -309,7 +309,7 @@ def test_a_polled_message_of_an_ordered_group_comes_again_in_place(
 ) -> None:
     connection = ScriptedConnection()
     connection.prepared = [assignment((0, 0)), delivery(0, range(2))]
-    monkeypatch.setattr("mq.client.consumer.consumer.Connection", lambda *_: connection)
+    monkeypatch.setattr(ConnectionOptions, "connect", lambda _: connection)
     with SyncConsumer("s:1", "g", TOPIC, mode="ordered") as consumer:
         (first,) = consumer.poll(2, DEADLINE_S)
         consumer.nack(first, 0)
