@@ -2,6 +2,10 @@
 is called.
 
 Names of topics become directories, so a name that is let in here is safe as a file name.
+
+A namespace is the part of a name before its first `%`: `acme%orders`, `%RETRY%acme%billing`. Inside
+of it a name is *local*: `orders`, `%RETRY%billing`; a local name has no other `%`. The broker knows
+full names alone.
 """
 
 from __future__ import annotations
@@ -30,6 +34,12 @@ SINK_PREFIX = "%SINK%"
 _GROUP_PREFIXES = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 _READABLE = frozenset((GIVE_UP_TOPIC, AUDIT_TOPIC))
 
+# Full names are as long as others: this leaves 63 characters for the local name at least.
+NAMESPACE_CHARACTERS_MAX = 63
+_NAMESPACE = re.compile(rf"[A-Za-z0-9_-]{{1,{NAMESPACE_CHARACTERS_MAX}}}")
+# A topic that `check_topic` refuses: in place of one that a caller with a namespace may not name.
+OUTSIDE_TOPIC = "!"
+
 _COMPARED_MAX, _LIKELY_MAX, _SIMILAR_MAX, _SIMILAR_RATIO = 4_000, 10, 3, 0.65
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
@@ -55,6 +65,8 @@ def check_topic(topic: str) -> None:
         name = topic.split("%", 2)[2] or topic
     # What is too long must not get into the cache: callers send it, and memory is ours.
     if len(name) > NAME_CHARACTERS_MAX or not is_legal_name(name):
+        if topic == OUTSIDE_TOPIC:
+            raise IllegalTopic(_OUTSIDE)
         raise IllegalTopic(
             f"topic {topic[:200]!r} is not legal: "
             f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
@@ -62,19 +74,23 @@ def check_topic(topic: str) -> None:
 
 
 def similar_names(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three of the known names that may have been meant, the likeliest first. Names that are
-    known beyond the first few thousand are not looked at.
+    """Up to three of the known names that may have been meant, the likeliest first, and of the same
+    namespace: no text names what is in another one. Names that are known beyond the first few
+    thousand are not looked at.
     """
+    head = name[: name.find("%") + 1]
+    name = name.removeprefix(head)
     pairs = _pairs(name)
+    same = (one.removeprefix(head) for one in known if one[: one.find("%") + 1] == head)
     candidates = (
         (len(pairs & _pairs(one)) / max(len(pairs), len(one)), one)
-        for one in itertools.islice(known, _COMPARED_MAX)
+        for one in itertools.islice(same, _COMPARED_MAX)
     )
     # An exact comparison costs a hundred times as much: for the few that share most.
     nearest = [one for shared, one in heapq.nlargest(_LIKELY_MAX, candidates) if shared > 0]
     lower = {one.lower(): one for one in nearest}
     found = difflib.get_close_matches(name.lower(), lower, _SIMILAR_MAX, _SIMILAR_RATIO)
-    return [lower[one] for one in found]
+    return [head + lower[one] for one in found]
 
 
 def did_you_mean(similar: Iterable[str]) -> str:
@@ -96,6 +112,80 @@ def check_group(group: str) -> None:
             f"group {group[:200]!r} is not legal: "
             f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-, and no % at the start"
         )
+
+
+# -- namespaces -----------------------------------------------------------------------------------
+
+_OUTSIDE = (
+    "a name with % in it is not legal in a namespace: topics and groups there have plain names, "
+    "and %RETRY% and %DLQ% stand before a group"
+)
+
+
+def check_namespace(namespace: str) -> None:
+    """Raises IllegalRequest unless users can be bound to it."""
+    if not _NAMESPACE.fullmatch(namespace):
+        raise IllegalRequest(
+            f"namespace {namespace[:200]!r} is not legal: use 1 to {NAMESPACE_CHARACTERS_MAX} of "
+            "letters, digits and _-"
+        )
+
+
+def namespace_of(name: str) -> str:
+    """Of a full name of a topic or group; empty: it is in none, or the broker's own."""
+    if name.startswith(_GROUP_PREFIXES):
+        name = name.split("%", 2)[2]
+    head, separator, _ = name.partition("%")
+    return head if separator else ""
+
+
+def full_topic(namespace: str, topic: str) -> str:
+    """Raises IllegalTopic if there is no such topic in a namespace. An empty name stays empty."""
+    for prefix in _GROUP_PREFIXES:
+        if topic.startswith(prefix) and len(topic) > len(prefix):
+            return prefix + _full(namespace, topic.removeprefix(prefix), IllegalTopic)
+    return _full(namespace, topic, IllegalTopic)
+
+
+def full_group(namespace: str, group: str) -> str:
+    """As `full_topic`; IllegalGroup."""
+    return _full(namespace, group, IllegalGroup)
+
+
+def _full(namespace: str, name: str, error: type[IllegalTopic | IllegalGroup]) -> str:
+    if "%" in name:
+        raise error(_OUTSIDE)
+    characters_max = NAME_CHARACTERS_MAX - len(namespace) - 1
+    if len(name) > characters_max:
+        raise error(
+            f"{name[:200]!r} is not legal: a name in namespace {namespace} has 1 to "
+            f"{characters_max} of letters, digits and |_-"
+        )
+    return f"{namespace}%{name}" if name else ""
+
+
+def local_name(namespace: str, name: str) -> str | None:
+    """The local name for a full one of a topic or group; None: it is not in this namespace."""
+    prefix = next((one for one in _GROUP_PREFIXES if name.startswith(one)), "")
+    full = name.removeprefix(prefix)
+    local = full.removeprefix(f"{namespace}%")
+    return prefix + local if local and local != full and "%" not in local else None
+
+
+def full_producer_id(namespace: str, producer_id: str) -> str:
+    """Ids are no names: any text, and their prefix stays in front."""
+    prefix = SINK_PREFIX if producer_id.startswith(SINK_PREFIX) else ""
+    return f"{prefix}{namespace}%{producer_id.removeprefix(prefix)}" if producer_id else ""
+
+
+def local_producer_id(namespace: str, producer_id: str) -> str | None:
+    prefix = SINK_PREFIX if producer_id.startswith(SINK_PREFIX) else ""
+    full = producer_id.removeprefix(prefix)
+    local = full.removeprefix(f"{namespace}%")
+    return prefix + local if local != full else None
+
+
+# -- tags -----------------------------------------------------------------------------------------
 
 
 def is_legal_tag(tag: str) -> bool:

@@ -177,27 +177,12 @@ class Server:
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
-            store = Store(
-                vfs,
-                node.data,
-                self._config.store,
-                identity,
-                broker_state=state.encode,
-                start_held_replay=LaneReplay,
-                damage=DamageLog(self._clock.now_ms),
-            )
-            stack.push_async_callback(asyncio.to_thread, store.close)
-            vote = VoteFile(vfs, f"{node.data}/vote")
-            stack.callback(vote.close)
-            is_async = self._config.store.flush == "async"
-            interval_ms = self._config.store.async_flush_ms if is_async else None
-            flusher = Flusher(store.log, async_flush_ms=interval_ms, now_s=time.monotonic)
-            stack.callback(flusher.close)
+            store, disk = self._open_disk(vfs, identity, state, stack)
             machine = Machine(state, store)
-            disk = Disk(store.log, vote, flusher)
             raft = RaftNode(settings, identity, disk, self._clock, tls=raft_tls)
             consensus = _Consensus(raft)
-            until_durable = None if is_async else _until_durable(flusher)
+            is_async = self._config.store.flush == "async"
+            until_durable = None if is_async else _until_durable(disk.flusher)
             broker = Broker(
                 self._settings,
                 machine,
@@ -238,6 +223,27 @@ class Server:
                 stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, tls.metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
+
+    def _open_disk(
+        self, vfs: RealVfs, identity: Identity, state: State, stack: contextlib.AsyncExitStack
+    ) -> tuple[Store, Disk]:
+        data, config = self._config.node.data, self._config.store
+        store = Store(
+            vfs,
+            data,
+            config,
+            identity,
+            broker_state=state.encode,
+            start_held_replay=LaneReplay,
+            damage=DamageLog(self._clock.now_ms),
+        )
+        stack.push_async_callback(asyncio.to_thread, store.close)
+        vote = VoteFile(vfs, f"{data}/vote")
+        stack.callback(vote.close)
+        interval_ms = config.async_flush_ms if config.flush == "async" else None
+        flusher = Flusher(store.log, async_flush_ms=interval_ms, now_s=time.monotonic)
+        stack.callback(flusher.close)
+        return store, Disk(store.log, vote, flusher)
 
     def _connections_max(self) -> int:
         """The limit of client connections, for each listener."""

@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 
 from mq.broker.leading import Leadership
 from mq.broker.security.audit import CALLER
-from mq.broker.security.gate import ANYBODY, EVERYBODY, Gate, LiveStream, Principal
+from mq.broker.security.gate import ANYBODY, Gate, LiveStream, Principal
 from mq.errors import FlowControl, MqError, Unauthenticated
 from mq.http2.calls import CallAborted, CallEnded
-from mq.rpc import limits, listeners, status
+from mq.rpc import limits, listeners, namespaces, status
 from mq.rpc.access import LIVE, Rule, any_caller, open_to_all
 from mq.rpc.context import Context, StreamHandler, UnaryHandler, UnaryServe
 
@@ -159,8 +159,19 @@ class Dispatcher(NamedTuple):
                 context.header("authorization"),
                 context.certificate_names(),
                 peer_address(context.peer()),
+                context.header(namespaces.HEADER),
             )
         return caller
+
+    def _anybody(self, context: Context) -> Principal:
+        """A caller that need not be known: all that counts, while authentication is off, is its
+        namespace.
+        """
+        if not self.gate.is_off:
+            context.caller = ANYBODY
+        elif cast("Principal | None", context.caller) is None:
+            context.caller = self.gate.identify(None, (), "", context.header(namespaces.HEADER))
+        return context.caller
 
     async def _known_caller(self, context: Context) -> Principal:
         """As `_caller`; a follower waits for news of the leader first: it may not have heard of a
@@ -185,17 +196,25 @@ class Dispatcher(NamedTuple):
 
         return StreamHandler(serve)
 
+    def _explained(self, error: BaseException, context: Context) -> MqError:
+        """The error as the caller is told of it, which may not be known yet."""
+        caller = cast("Principal | None", context.caller)
+        caller = ANYBODY if caller is None else caller
+        known = self.explained(status.known_error(error), caller)
+        return namespaces.explained(known, caller.namespace) if caller.namespace else known
+
     def _checked_begin(
         self, method: Method, read: limits.Reader[Message], begin: Callable[..., bool]
     ) -> Callable[..., bool]:
         rule = method.rule
 
         def unchecked(data: bytes, context: Context, answer: Answer) -> bool:
-            context.caller = EVERYBODY
-            return begin(data, context, answer)
+            return not self._anybody(context).namespace and begin(data, context, answer)
 
         def checked(data: bytes, context: Context, answer: Answer) -> bool:
             caller = self._caller(context)
+            if caller.namespace:
+                return False
             if not caller.is_superuser:
                 rule(caller, read(data))
             return begin(data, context, answer)
@@ -226,7 +245,7 @@ class Dispatcher(NamedTuple):
         serve: UnaryServe,
         is_external: bool,  # noqa: FBT001
     ) -> UnaryServe:
-        leadership, _, observe, explained = self
+        leadership, _, observe, _ = self
         now_s = time.perf_counter
         in_flight = _InFlight(name)
 
@@ -262,7 +281,7 @@ class Dispatcher(NamedTuple):
         def refused(error: BaseException, began_s: float, context: Context) -> CallAborted:
             # Not in a task of its own: addresses in the refusal are those of this listener.
             token = listeners.IS_EXTERNAL.set(is_external)
-            known = explained(status.known_error(error), _told(context))
+            known = self._explained(error, context)
             observe(name, now_s() - began_s, known.code.name)
             refusal = status.aborted(known)
             listeners.IS_EXTERNAL.reset(token)
@@ -273,44 +292,51 @@ class Dispatcher(NamedTuple):
     def _unary(
         self, name: str, method: Method, read: limits.Reader[Message], *, is_external: bool
     ) -> UnaryHandler:
-        leadership, gate, observe, explained = self
-        is_open = gate.is_off or method.rule is open_to_all
-
         async def serve(data: bytes, context: Context) -> bytes:
             listeners.IS_EXTERNAL.set(is_external)
             began_s = time.perf_counter()
             code = "OK"
             try:
                 async with asyncio.timeout(UNARY_S_MAX):
-                    if is_open:
-                        context.caller = EVERYBODY if gate.is_off else ANYBODY
-                    elif not method.leader_only or leadership.term:
-                        await self._known_caller(context)
-                    request = read(data)
-                    if method.leader_only:
-                        await leadership.settled()
-                    if not is_open:
-                        caller = self._caller(context)
-                        method.rule(caller, request)
-                    CALLER.set(context.caller)
-                    response = await method.serve(request, context)
-                    if method.waits and not is_open and not gate.is_current(caller):
-                        method.rule(self._caller(context), request)
+                    return await self._answer(name, method, read, data, context)
             except TimeoutError:
                 code = FlowControl.code.name
                 raise status.aborted(_late(name)) from None
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
-                known = explained(status.known_error(error), _told(context))
+                known = self._explained(error, context)
                 code = known.code.name
                 raise status.aborted(known) from None
             finally:
-                observe(name, time.perf_counter() - began_s, code)
-            return response if isinstance(response, bytes) else response.SerializeToString()
+                self.observe(name, time.perf_counter() - began_s, code)
 
         return UnaryHandler(serve)
 
+    async def _answer(
+        self, name: str, method: Method, read: limits.Reader[Message], data: bytes, context: Context
+    ) -> bytes:
+        leadership, gate, _, _ = self
+        is_open = gate.is_off or method.rule is open_to_all
+        if not is_open and (not method.leader_only or leadership.term):
+            await self._known_caller(context)
+        request = read(data)
+        if method.leader_only:
+            await leadership.settled()
+        caller = self._anybody(context) if is_open else self._caller(context)
+        names = None
+        if caller.namespace:
+            names = namespaces.NamespacedCall(name, caller.namespace)
+            request = read(await names.request(data))
+        if not is_open:
+            method.rule(caller, request)
+        CALLER.set(caller)
+        response = await method.serve(request, context)
+        if method.waits and not is_open and not gate.is_current(caller):
+            method.rule(self._caller(context), request)
+        answer = response if isinstance(response, bytes) else response.SerializeToString()
+        return answer if names is None else await names.answer(answer)
+
     def _stream(self, name: str, method: Method, *, is_external: bool) -> StreamHandler:
-        leadership, gate, observe, explained = self
+        leadership, gate, observe, _ = self
 
         async def serve(context: Context) -> None:
             listeners.IS_EXTERNAL.set(is_external)
@@ -331,19 +357,23 @@ class Dispatcher(NamedTuple):
                 stream = gate.enter(await self._known_caller(context), end)
                 LIVE.set(stream)
                 CALLER.set(stream.principal)
-                await method.serve(context)
+                if stream.principal.namespace:
+                    names = namespaces.NamespacedCall(name, stream.principal.namespace)
+                    await method.serve(namespaces.NamespacedContext(context, names))
+                else:
+                    await method.serve(context)
             except asyncio.CancelledError:
                 if ended is None:
                     code = "CANCELLED"
                     raise
                 task.uncancel()
                 code = ended.code.name
-                raise status.aborted(ended) from None
+                raise status.aborted(self._explained(ended, context)) from None
             except CallEnded:
                 # There is no receiver for a status.
                 code = "CANCELLED"
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
-                known = explained(status.known_error(error), _told(context))
+                known = self._explained(error, context)
                 code = known.code.name
                 raise status.aborted(known) from None
             finally:
@@ -352,12 +382,6 @@ class Dispatcher(NamedTuple):
                 observe(name, time.perf_counter() - began_s, code)
 
         return StreamHandler(serve)
-
-
-def _told(context: Context) -> Principal:
-    """The caller as texts of errors know it: it may not be known yet."""
-    caller = cast("Principal | None", context.caller)
-    return ANYBODY if caller is None else caller
 
 
 def peer_address(peer: str) -> str:

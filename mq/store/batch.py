@@ -486,6 +486,14 @@ def _region_start(data: bytes | memoryview) -> int:
     return position if position == end else 0
 
 
+def prepared_header_bytes(data: bytes | memoryview) -> int:
+    """What stands before the frames of a prepared batch, in which `accept` finds all but the
+    frames; 0: it reads the whole of this one. MalformedBatch.
+    """
+    start = _region_start(data)
+    return start if start and _parse_header(data, start).frame_sizes else 0
+
+
 def _check(
     batch: Batch,
     message_bytes_max: int,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from mq import names
 from mq.access import keys, policies
 from mq.access.policies import Action, Kind, Resource, Ruling, topic_resource
 from mq.broker.state.access import SUPERUSER, Access
@@ -39,7 +40,9 @@ class Principal:
     # Empty: anonymous.
     user: str = ""
     roles: tuple[str, ...] = ()
+    # Those that it may choose from, and the one that this caller has chosen; empty: full names.
     namespaces: tuple[str, ...] = ()
+    namespace: str = ""
     # The id of the credential, or the name in the certificate.
     credential: str = ""
     # Of a key, as it is stored: a key that was replaced under its id is another one.
@@ -74,6 +77,7 @@ EVERYBODY: Final = Principal(is_superuser=True)
 # The caller of a method that is open to all, whoever it is.
 ANYBODY: Final = Principal()
 _SUPERUSER_RULING: Final = Ruling(is_allowed=True)
+_OUTSIDE_RULING: Final = Ruling(is_allowed=False)
 
 
 class Denial(NamedTuple):
@@ -113,7 +117,7 @@ class Gate:
         self.mode = mode
         self._now_ms = now_ms
         self._tell = tell
-        self._known: dict[tuple[str | None, Sequence[str], str], Principal] = {}
+        self._known: dict[tuple[str | None, Sequence[str], str, str | None], Principal] = {}
         self._live: set[LiveStream] = set()
         self._changed = asyncio.Event()
 
@@ -128,14 +132,19 @@ class Gate:
     # -- who is it --------------------------------------------------------------------------------
 
     def identify(
-        self, authorization: str | None, certificate_names: Sequence[str], address: str
+        self,
+        authorization: str | None,
+        certificate_names: Sequence[str],
+        address: str,
+        namespace: str | None = None,
     ) -> Principal:
         """Raises Unauthenticated if the caller is not known; while it only observes, such a caller
-        is anonymous.
+        is anonymous. PermissionDenied if it may not use this namespace; without a word on that, it
+        has the first one of its user.
         """
-        if self.is_off:
+        if self.is_off and namespace is None:
             return EVERYBODY
-        key = authorization, certificate_names, address
+        key = authorization, certificate_names, address, namespace
         principal = self._known.get(key)
         if principal is None or not self.is_current(principal):
             try:
@@ -143,6 +152,7 @@ class Gate:
             except Unauthenticated as error:
                 principal = Principal(address=address, version=self._access.version)
                 self._deny(Denial(principal, None, str(error), self._is_enforced), error)
+            self._enter_namespace(principal, namespace)
             if len(self._known) >= _PRINCIPALS_MAX:
                 self._known.clear()
             self._known[key] = principal
@@ -152,14 +162,34 @@ class Gate:
         """Whether it may go on to be used: False after a change of users or policies, and when its
         credential has expired.
         """
-        return principal is EVERYBODY or (
+        return self.is_off or (
             principal.version == self._access.version
             and not 0 < principal.expires_at_ms <= self._now_ms()
         )
 
+    def _enter_namespace(self, principal: Principal, namespace: str | None) -> None:
+        """Chooses the namespace of a principal that is not in use yet. Raises PermissionDenied."""
+        allowed = principal.namespaces or ("",)
+        principal.namespace = allowed[0] if namespace is None else namespace
+        if principal.namespace in allowed:
+            return
+        if principal.is_superuser and not principal.namespaces:
+            # One who may do everything may look at it from inside of any namespace.
+            names.check_namespace(principal.namespace)
+            return
+        who = f"user {principal.user}" if principal.user else "an anonymous caller"
+        error = PermissionDenied(
+            f"{who} may not use namespace {principal.namespace[:200]!r}, but "
+            f"{' or '.join(principal.namespaces) or 'none at all'}"
+        )
+        need = Action.DESCRIBE, Resource(Kind.CLUSTER, "namespaces")
+        self._deny(Denial(principal, need, str(error), self._is_enforced), error)
+
     def _identified(
         self, authorization: str | None, certificate_names: Sequence[str], address: str
     ) -> Principal:
+        if self.is_off:
+            return Principal(is_superuser=True)
         if authorization is not None:
             return self._of_key(authorization, address)
         for name in certificate_names:
@@ -232,6 +262,8 @@ class Gate:
 
     def ruling(self, principal: Principal, action: Action, resource: Resource) -> Ruling:
         """Also of what is not enforced."""
+        if principal.namespace and not _is_inside(principal.namespace, resource):
+            return _OUTSIDE_RULING
         if principal.is_superuser:
             return _SUPERUSER_RULING
         return principal.remembered(
@@ -245,7 +277,9 @@ class Gate:
 
     def may(self, principal: Principal, action: Action, resource: Resource) -> bool:
         """Without a word to anybody: for lists, which show what may be seen."""
-        return not self._is_enforced or self.ruling(principal, action, resource).is_allowed
+        if self._is_enforced:
+            return self.ruling(principal, action, resource).is_allowed
+        return not principal.namespace or _is_inside(principal.namespace, resource)
 
     def check(self, principal: Principal, action: Action, resource: Resource) -> None:
         """Raises PermissionDenied."""
@@ -281,6 +315,9 @@ class Gate:
         who = f"user {principal.user}" if principal.user else "an anonymous caller"
         if ruling is None:
             reason = f"{resource} is for superusers"
+        elif ruling is _OUTSIDE_RULING:
+            # Names of other namespaces are for nobody in this one.
+            reason = f"this is not in namespace {principal.namespace}"
         elif ruling.policy is None:
             reason = f"no policy allows {who} to {action} {resource}"
         else:
@@ -331,7 +368,10 @@ class Gate:
     def _refused(self, streams: Iterable[LiveStream]) -> Iterator[tuple[LiveStream, MqError]]:
         for stream in streams:
             try:
-                stream.principal = self._renewed(stream.principal)
+                renewed = self._renewed(stream.principal)
+                if renewed is not stream.principal:
+                    self._enter_namespace(renewed, stream.principal.namespace)
+                stream.principal = renewed
                 self.check_all(stream.principal, stream.needs)
             except (Unauthenticated, PermissionDenied) as error:
                 yield stream, error
@@ -367,3 +407,8 @@ class Gate:
         )
         self._deny(Denial(principal, None, str(error), self._is_enforced), error)
         return Principal(address=address, version=version)
+
+
+def _is_inside(namespace: str, resource: Resource) -> bool:
+    """What belongs to the cluster belongs to no namespace: policies decide."""
+    return resource.kind == Kind.CLUSTER or names.namespace_of(resource.name) == namespace

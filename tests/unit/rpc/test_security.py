@@ -9,6 +9,7 @@ import pytest
 
 from mq.access import keys
 from mq.http2.calls import CallAborted
+from mq.rpc.context import UnaryHandler
 from mq.rpc.status import CODE_KEY
 from mq.wire.v1 import security_pb2 as pb
 from tests.support.consensus import on_loop, soon
@@ -34,6 +35,7 @@ async def ask(scene: Scene, name: str, caller: str, request: Message) -> Any:
     """The response, or the code of the error."""
     method = scene.methods[f"SecurityService/{name}"]
     handler = scene.dispatcher.handler("SecurityService", method)
+    assert isinstance(handler, UnaryHandler)
     call = FakeCall(scene.keys.get(caller), [])
     answer = handler.serve(request.SerializeToString(), cast("Context", call))
     assert inspect.isawaitable(answer)

@@ -149,6 +149,9 @@ class FakeCall:
         self.caller: Principal | None = None
         self.ended: asyncio.Future[bytes | Status] = asyncio.get_running_loop().create_future()
 
+    def header(self, _: str) -> None:
+        return None
+
     def reply(self, message: bytes) -> None:
         self.ended.set_result(message)
 
