@@ -632,7 +632,10 @@ type GreetResponse struct {
 	Others        []*PeerSet             `protobuf:"bytes,2,rep,name=others,proto3" json:"others,omitempty"`
 	TopicsVersion uint64                 `protobuf:"varint,3,opt,name=topics_version,json=topicsVersion,proto3" json:"topics_version,omitempty"`
 	// Empty when the version is the one that was asked with. Without the broker's own %SYS% topics.
-	Topics        []*TopicRoute `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
+	Topics []*TopicRoute `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
+	// Of its users and policies, see SetAccess; empty: it has not read its own log yet.
+	AccessVersion uint64 `protobuf:"varint,5,opt,name=access_version,json=accessVersion,proto3" json:"access_version,omitempty"`
+	AccessDigest  []byte `protobuf:"bytes,6,opt,name=access_digest,json=accessDigest,proto3" json:"access_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -695,6 +698,20 @@ func (x *GreetResponse) GetTopics() []*TopicRoute {
 	return nil
 }
 
+func (x *GreetResponse) GetAccessVersion() uint64 {
+	if x != nil {
+		return x.AccessVersion
+	}
+	return 0
+}
+
+func (x *GreetResponse) GetAccessDigest() []byte {
+	if x != nil {
+		return x.AccessDigest
+	}
+	return nil
+}
+
 var File_mq_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_mq_v1_cluster_proto_rawDesc = "" +
@@ -746,13 +763,15 @@ const file_mq_v1_cluster_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12&\n" +
 	"\x06sender\x18\x02 \x01(\v2\x0e.mq.v1.PeerSetR\x06sender\x12&\n" +
 	"\x06others\x18\x03 \x03(\v2\x0e.mq.v1.PeerSetR\x06others\x12%\n" +
-	"\x0etopics_version\x18\x04 \x01(\x04R\rtopicsVersion\"\xba\x01\n" +
+	"\x0etopics_version\x18\x04 \x01(\x04R\rtopicsVersion\"\x86\x02\n" +
 	"\rGreetResponse\x12/\n" +
 	"\n" +
 	"broker_set\x18\x01 \x01(\v2\x10.mq.v1.BrokerSetR\tbrokerSet\x12&\n" +
 	"\x06others\x18\x02 \x03(\v2\x0e.mq.v1.PeerSetR\x06others\x12%\n" +
 	"\x0etopics_version\x18\x03 \x01(\x04R\rtopicsVersion\x12)\n" +
-	"\x06topics\x18\x04 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics*\\\n" +
+	"\x06topics\x18\x04 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics\x12%\n" +
+	"\x0eaccess_version\x18\x05 \x01(\x04R\raccessVersion\x12#\n" +
+	"\raccess_digest\x18\x06 \x01(\fR\faccessDigest*\\\n" +
 	"\tTopicType\x12\x10\n" +
 	"\fTOPIC_NORMAL\x10\x00\x12\x11\n" +
 	"\rTOPIC_ORDERED\x10\x01\x12\x11\n" +
