@@ -40,6 +40,7 @@ _COMMANDS = (
     Later("restore", "mq.cli.restore:restore", "Make a data directory from a backup."),
     Later("spark", "mq_spark.cli:spark", "Archive, replay, measure topics with Apache Spark."),
     Later("bench", "mq.cli.bench:bench", "Measure throughput and latency."),
+    Later("certs", "mq.cli.certs:certs", "Make certificates for development."),
     Later("dev-cluster", "mq.cli.dev_cluster:dev_cluster", "Run a cluster on this machine."),
     Later("dump", "mq.cli.dump:dump", "Print what is in a data directory."),
 )
