@@ -33,7 +33,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from mq.client import encode
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.errors import retry_after_s
+from mq.client.cluster.errors import REFUSALS, retry_after_s
 from mq.client.cluster.retry import back_off_s, is_set
 from mq.client.cluster.topology import is_writable, queues_of, topic_not_found
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
@@ -280,8 +280,8 @@ class Processor(GroupClient):
                 except _OwnershipLost as lost:
                     log.warning("group %s is joined anew: %s", self._options.group, lost)
                     buffer.stop()
-                except NoOutputQueue as nowhere:
-                    buffer.fail(nowhere.reason)
+                except CannotGoOn as end:
+                    self._session.fail(end.reason)
                 if buffer.is_stopped or buffer.failure is not None:
                     return
                 with contextlib.suppress(NotAssigned):
@@ -305,14 +305,14 @@ class Processor(GroupClient):
 
     async def _process(self, taken: list[InFlight]) -> bool:
         """Returns True when it is done or void, and False when it was given up. _OwnershipLost,
-        NoOutputQueue.
+        CannotGoOn.
         """
         buffer = self._session.buffer
         failures = 0
         while not any(one.is_void for one in taken):
             try:
                 await self._attempt(taken)
-            except (_OwnershipLost, NoOutputQueue):
+            except (_OwnershipLost, CannotGoOn):
                 buffer.give_up(taken)
                 raise
             except MessageTooLarge as error:
@@ -392,6 +392,8 @@ class Processor(GroupClient):
                 await self._send(broker_set, request)
         except _REFUSALS as error:
             raise _OwnershipLost(str(error)) from error
+        except REFUSALS as error:
+            raise await self._outputs.why_refused(error, broker_set, batches) from error
         except MqError:
             # Topics may have changed.
             for topic in {batch.topic for batch in batches}:
@@ -409,8 +411,11 @@ class Processor(GroupClient):
         # seen to have moved.
         if state.version != held.version or state.stood_at > first.message.queue_offset:
             version = held.version
-            with self._stepping_aside():
-                known = await query_offsets(self._connection, self._options.group, [held.ref])
+            try:
+                with self._stepping_aside():
+                    known = await query_offsets(self._connection, self._options.group, [held.ref])
+            except REFUSALS as error:
+                raise CannotGoOn(error) from error
             state.stood_at, state.version = known.get(held.ref, 0), version
         return state
 
@@ -465,8 +470,10 @@ def _log_failure(
     )
 
 
-class NoOutputQueue(Exception):
-    """The topic has no writable queue in the set of the input: an operator has to add one."""
+class CannotGoOn(Exception):
+    """An operator has to change something first: a topic of outputs has no writable queue in the
+    set of the input, or the broker refuses the processor.
+    """
 
     def __init__(self, reason: MqError) -> None:
         super().__init__(str(reason))
@@ -489,7 +496,7 @@ class Outputs:
         turn: int,
     ) -> list[Batch]:
         """The outputs as encoded batches, numbered from `sequence` on. TopicNotFound,
-        MessageTooLarge, IllegalRequest; NoOutputQueue.
+        MessageTooLarge, IllegalRequest; CannotGoOn.
         """
         born_at_ms = time.time_ns() // 1_000_000
         queues: dict[tuple[str, int], list[encode.Encoded]] = {}
@@ -516,6 +523,18 @@ class Outputs:
             for at, ((topic, queue_id), messages) in enumerate(queues.items())
         ]
 
+    async def why_refused(
+        self, error: MqError, broker_set: str, batches: Iterable[Batch]
+    ) -> CannotGoOn:
+        """What ends the processor after this refusal: the state of a topic, or the error."""
+        try:
+            for topic in {batch.topic for batch in batches}:
+                self._connection.topology.forget(topic)
+                await self._part(topic, broker_set)
+        except CannotGoOn as end:
+            return end
+        return CannotGoOn(error)
+
     async def _part(self, topic: str, broker_set: str) -> TopicRoute:
         """The part by the word of the leader of the set."""
         topology = self._connection.topology
@@ -527,13 +546,16 @@ class Outputs:
             if look:
                 await asyncio.sleep(_LOOK_EVERY_S)
             asked = self._connection.of(broker_set)
-            response = await topology.ask_leader(asked, [topic], create=True)
+            try:
+                response = await topology.ask_leader(asked, [topic], create=True)
+            except REFUSALS as error:
+                raise CannotGoOn(error) from error
             part = topology.part_in(topic, broker_set)
             if part is not None and is_writable(part):
                 return part
         if not response.topics:
             raise topic_not_found(topic, response)
-        raise NoOutputQueue(_why_nowhere(topic, broker_set, is_there=part is not None))
+        raise CannotGoOn(_why_nowhere(topic, broker_set, is_there=part is not None))
 
 
 def _why_nowhere(topic: str, broker_set: str, *, is_there: bool) -> MqError:

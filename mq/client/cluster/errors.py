@@ -35,6 +35,11 @@ _CLASSES: dict[str, type[MqError]] = {
 }
 
 
+# The client is not who it says, or may not do this. Another attempt is useless until an operator
+# changes that, or the client has another key.
+REFUSALS = (Unauthenticated, PermissionDenied)
+
+
 class WrongTransport(Unreachable):
     """The client speaks TLS and the broker does not, or the reverse: another attempt is useless."""
 
@@ -96,7 +101,7 @@ def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
             except DecodeError:
                 break
             return error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
-    if kind := _REFUSALS.get(failure.code()):
+    if kind := _REFUSAL_BY_STATUS.get(failure.code()):
         # By something between the client and the broker.
         return kind(f"{address}: {failure.details()}")
     if _SPEAKS_PLAINTEXT in (failure.details() or ""):
@@ -175,7 +180,7 @@ _REASONS = (
     ("Connection reset by peer", "the connection was closed"),
 )
 
-_REFUSALS = {
+_REFUSAL_BY_STATUS = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }

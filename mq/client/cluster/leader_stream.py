@@ -20,14 +20,13 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.connection import SetConnection
-from mq.client.cluster.errors import error_of_call
+from mq.client.cluster.errors import REFUSALS, error_of_call
 from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled
 from mq.errors import (
     ClientClosed,
     Internal,
     MqError,
     NotLeader,
-    PermissionDenied,
     Unauthenticated,
     Unreachable,
 )
@@ -56,11 +55,6 @@ class Patience(NamedTuple):
     search_s: float = CALL_TIMEOUT_S
     # Whether the stream breaks when none of the others answers either.
     needs_answer: bool = False
-
-
-# The identity of the client is not accepted, or may not do this: another attempt is useless until
-# somebody changes that.
-REFUSALS = (Unauthenticated, PermissionDenied)
 
 
 class _Renewed(Unreachable):
@@ -295,6 +289,8 @@ class LeaderStream:
         if isinstance(error, _Renewed):
             return
         self.trouble = error
+        if isinstance(error, REFUSALS):
+            log.error("broker set %s refuses this client: %s", self.broker_set.name, error)
         if isinstance(error, ClientClosed):
             self._is_stopped = True
         elif address and isinstance(error, NotLeader):

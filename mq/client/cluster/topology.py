@@ -51,6 +51,10 @@ class Route(NamedTuple):
         return [part.broker_set for part in self.parts if is_readable(part)]
 
     @property
+    def writable_sets(self) -> list[str]:
+        return [part.broker_set for part in self.parts if is_writable(part)]
+
+    @property
     def readable(self) -> list[QueueRef]:
         """The queues to read from, in the order of their sets."""
         return [

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.errors import fresh
+from mq.client.cluster.errors import REFUSALS, fresh
 from mq.client.cluster.retry import Retry, back_off_s, cancelled, is_set, now_s
 from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
@@ -225,6 +225,9 @@ class GroupSession:
             pause_s = LOOK_S
             try:
                 await self._update_sets()
+            except REFUSALS as error:
+                self.fail(error)
+                return
             except MqError as error:
                 if not self._has_looked:
                     pause_s = back_off_s(failures)
@@ -243,7 +246,7 @@ class GroupSession:
             except Exception as failure:
                 # A bug of this client must not let a caller of poll wait for ever.
                 log.exception("consumer %s cannot go on", self.options.member)
-                self._fail(Internal(f"the client has failed: {failure!r}"))
+                self.fail(Internal(f"the client has failed: {failure!r}"))
                 return
             else:
                 failures, self._trouble = 0, None
@@ -315,10 +318,18 @@ class GroupSession:
             if is_absent and not await subscribed.is_missing(membership.name):
                 self._look_now.set()
                 return True
-        self._fail(error)
+        self.fail(error)
         return False
 
-    def _fail(self, error: MqError) -> None:
+    def fail(self, error: MqError) -> None:
+        """Ends the consumer: the user sees the error at the next call."""
+        if self.buffer.failure is None:
+            log.error(
+                "consumer %s of group %s has ended: %s",
+                self.options.member,
+                self.options.group,
+                error,
+            )
         self.buffer.fail(error)
         for one in self._memberships.values():
             one.end()

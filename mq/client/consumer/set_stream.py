@@ -15,6 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mq.client.cluster.connection import SetConnection
+from mq.client.cluster.errors import REFUSALS
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import Retry, cancelled, now_s
 from mq.client.consumer.follower_reads import FollowerReads
@@ -58,6 +59,7 @@ _REFUSALS = frozenset(
         Code.ILLEGAL_FILTER,
         Code.ILLEGAL_CONFIG,
         Code.PERMISSION_DENIED,
+        Code.UNAUTHENTICATED,
         Code.TOPIC_NOT_FOUND,
         Code.SUBSCRIPTION_MISMATCH,
     }
@@ -131,6 +133,9 @@ class SetMembership:
         return math.inf
 
     def stream_failed(self, error: MqError, address: str) -> None:
+        if isinstance(error, REFUSALS):
+            self._session.fail(error)
+            return
         if not address and isinstance(error, Unreachable):
             self.trouble = error
             self._session.changed.set()

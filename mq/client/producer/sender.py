@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from mq import names
 from mq.client import encode
 from mq.client.cluster.connection import Connection, ConnectionOptions, SetConnection
-from mq.client.cluster.errors import error_of, retry_after_s
+from mq.client.cluster.errors import REFUSALS, error_of, retry_after_s, reworded
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
@@ -39,7 +39,15 @@ from mq.client.producer.outcomes import (
     is_in_doubt,
 )
 from mq.client.producer.queues import Batch, BatchKind
-from mq.errors import ClientClosed, IllegalConfig, IllegalRequest, Internal, MqError, Unreachable
+from mq.errors import (
+    ClientClosed,
+    IllegalConfig,
+    IllegalRequest,
+    Internal,
+    MqError,
+    PermissionDenied,
+    Unreachable,
+)
 from mq.wire.v1.producer_pb2 import (
     ACK_LEADER,
     ACK_NONE,
@@ -204,8 +212,12 @@ class SetSender:
             return request.sent_s
         return math.inf
 
-    def stream_failed(self, error: MqError, address: str) -> None:
-        """Nothing to do: unsent batches wait, or go to another set, with the next request."""
+    def stream_failed(self, error: MqError, address: str) -> None:  # noqa: ARG002 # of all users
+        """Unsent batches wait, or go to another set, with the next request; but not for a set that
+        refuses the producer.
+        """
+        if isinstance(error, REFUSALS):
+            self._owner.refused(self, error)
 
 
 # Batches in one request cost the broker less than one by one.
@@ -472,12 +484,24 @@ class Sender:
 
     def lost(self, requests: Iterable[Request], error: MqError) -> None:
         """The stream has broken: requests in flight may be stored, or not."""
-        for request in requests:
-            for batch in request.batches:
-                if not batch.is_done:
-                    batch.in_doubt = True
-                    batch.error = error
-                    self._retry_free(batch, 0.0 if not batch.free_retries else None)
+        is_refused = isinstance(error, REFUSALS)
+        for batch in [batch for request in requests for batch in request.batches]:
+            if batch.is_done:
+                continue
+            batch.in_doubt = True
+            batch.error = error
+            if is_refused:
+                self._failed(batch, reworded(error, f"{error}; it may have been stored"))
+            else:
+                self._retry_free(batch, 0.0 if not batch.free_retries else None)
+        self.wake()
+
+    def refused(self, sender: SetSender, error: MqError) -> None:
+        """The set does not accept the producer: batches that no other set takes now have failed."""
+        has_others = any(one.is_connected for one in self._senders.values() if one is not sender)
+        for batch in self.accumulator.unsent():
+            if batch.broker_set == sender.name or not (batch.broker_set or has_others):
+                self._failed(batch, error)
         self.wake()
 
     # Answers
@@ -603,7 +627,14 @@ class Sender:
             locating = self.connection.topology.locate_writable(
                 batch.topic, batch.timeout_s, batch.broker_set
             )
-            self._set_route(await locating)
+            route = await locating
+            self._set_route(route)
+            if (
+                isinstance(batch.error, PermissionDenied)
+                and batch.broker_set in route.writable_sets
+            ):
+                # Not the state of the topic: the producer may not send to it.
+                raise batch.error
         except MqError as error:
             if not batch.is_done:
                 self._failed(batch, error)

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.client.cluster.connection import Connection, SetConnection
-from mq.client.cluster.errors import error_of, retry_after_s, unanswered
+from mq.client.cluster.errors import REFUSALS, error_of, retry_after_s, reworded, unanswered
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import Retry, back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
@@ -196,6 +196,7 @@ class SetTransactions:
         if self._is_closing:
             raise ClientClosed("the producer is closed: make another one")
         self._pending[request_id] = pending
+        self._streams.open()
         self._write(pending)
         timer = self._loop.call_at(deadline_s, self._expire, pending, what)
         try:
@@ -306,8 +307,10 @@ class SetTransactions:
         return min((one.sent_s for one in self._pending.values()), default=math.inf)
 
     def stream_failed(self, error: MqError, address: str) -> None:  # noqa: ARG002
+        is_refused = isinstance(error, REFUSALS)
         for pending in list(self._pending.values()):
-            pending.leaves()
+            if not pending.leaves() and is_refused and not pending.future.done():
+                pending.future.set_exception(reworded(error, f"{error}; {pending.doubt}"))
 
     async def close(self, timeout_s: float) -> None:
         self._is_closing = True
@@ -469,7 +472,7 @@ class TransactionSender:
                 )
             except Elsewhere:
                 continue
-            except (TopicNotFound, QueueNotFound, PermissionDenied):
+            except (TopicNotFound, QueueNotFound, PermissionDenied) as error:
                 # The topic is not as it was believed to be: its route is asked for, once a set.
                 if queue.broker_set in refused_by:
                     raise
@@ -477,6 +480,9 @@ class TransactionSender:
                 left_s = deadline_s - self._loop.time()
                 topology = self.connection.topology
                 route = await topology.locate_writable(half.topic, left_s, queue.broker_set)
+                if isinstance(error, PermissionDenied) and queue.broker_set in route.writable_sets:
+                    # Not the state of the topic: the producer may not send to it.
+                    raise
                 queues.set_parts(route.parts)
             else:
                 return response, queue.queue_id
@@ -537,6 +543,10 @@ class TransactionSender:
         while True:
             try:
                 response = await self.connection.brokers(list(self._topics), _PATIENCE.search_s)
+            except REFUSALS:
+                # Told by each send. Another key may come.
+                await asyncio.sleep(_ROUTES_AGE_S_MAX)
+                continue
             except MqError:
                 await retry.pause()
                 continue

@@ -10,7 +10,7 @@ from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import now_s
 from mq.client.cluster.topology import ROUTE_AGE_S_MAX
 from mq.client.messages import Message
-from mq.client.processor import NoOutputQueue, Outputs
+from mq.client.processor import CannotGoOn, Outputs
 from mq.errors import IllegalTopic, PermissionDenied, TopicNotFound
 from tests.unit.client.fake_channels import FakeChannels
 from tests.unit.client.virtual_time import run
@@ -63,7 +63,7 @@ def test_a_topic_that_only_others_have_is_not_extended_by_itself() -> None:
         brokers.creates_topics = True
         brokers.have("t", "a")
         began_s = now_s()
-        with pytest.raises(NoOutputQueue) as caught:
+        with pytest.raises(CannotGoOn) as caught:
             await made.batches([("t", b"x")], "b", "p", 1, 0)
         assert isinstance(caught.value.reason, TopicNotFound)
         assert "no queues in broker set b" in str(caught.value)
@@ -87,7 +87,7 @@ def test_a_topic_drained_meanwhile_is_an_error_after_a_refusal() -> None:
         # It is not asked before each batch ...
         assert await made.batches([("t", b"x")], "a", "p", 1, 0)
         connection.topology.forget("t")
-        with pytest.raises(NoOutputQueue) as caught:
+        with pytest.raises(CannotGoOn) as caught:
             await made.batches([("t", b"x")], "a", "p", 1, 0)
         assert isinstance(caught.value.reason, PermissionDenied)
 

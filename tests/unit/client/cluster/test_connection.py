@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from mq.client.cluster.connection import (
-    Channels,
-    Connection,
-    SetConnection,
-    parse_servers,
-)
+from mq.client.cluster.channels import Channels
+from mq.client.cluster.connection import Connection, SetConnection, parse_servers
 from mq.client.cluster.retry import back_off_s
 from mq.client.messages import QueueRef
 from mq.errors import (

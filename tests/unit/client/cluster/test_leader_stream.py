@@ -16,7 +16,8 @@ import pytest
 
 from mq.client.cluster.channels import Channels
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.leader_stream import REFUSALS, BrokerStream, LeaderStream, Patience
+from mq.client.cluster.errors import REFUSALS
+from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.errors import ClientClosed, Internal, MqError, NoLeader, NotLeader, Unreachable
 from mq.wire.v1 import status_pb2
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse

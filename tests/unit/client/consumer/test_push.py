@@ -19,7 +19,14 @@ from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack, doubled_s
 from mq.client.lifecycle import background
 from mq.client.messages import ReceivedMessage
-from mq.errors import IllegalConfig, NotLeader, SubscriptionMismatch, TopicNotFound, Unreachable
+from mq.errors import (
+    IllegalConfig,
+    NotLeader,
+    SubscriptionMismatch,
+    TopicNotFound,
+    Unauthenticated,
+    Unreachable,
+)
 from tests.unit.client.consumer.deliveries import TOPIC, assignment, delivery, ref
 from tests.unit.client.consumer.scripted_broker import DEADLINE_S, ScriptedConnection
 
@@ -654,6 +661,20 @@ def test_a_close_with_a_time_limit_does_not_wait_for_a_thread_that_hangs(
     assert connection.committed() == [{QUEUE: 0}]
     assert consumer.join(0)
     gate.set()
+
+
+def test_a_consumer_whose_key_was_revoked_ends_with_that_and_says_so(
+    connection: ScriptedConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = SyncPushConsumer("s:1", "g", TOPIC, lambda _: None)
+    consumer.start()
+    call = background().run(connection.next_call())
+    background().loop.call_soon_threadsafe(call.end, Unauthenticated("the key was revoked"))
+    with pytest.raises(Unauthenticated, match="the key was revoked"):
+        consumer.join(DEADLINE_S)
+    consumer.close()
+    assert connection.opened.empty(), "it does not come again"
+    assert "of group g has ended: the key was revoked" in caplog.text
 
 
 def test_join_on_threads_hears_what_ended_the_consumer(connection: ScriptedConnection) -> None:

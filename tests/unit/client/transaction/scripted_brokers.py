@@ -216,8 +216,8 @@ class TransactCall:
         if not self.is_over:
             self._answers.put_nowait(response.SerializeToString())
 
-    def break_off(self) -> None:
-        self._answers.put_nowait(rpc_error())
+    def break_off(self, error: grpc.aio.AioRpcError | None = None) -> None:
+        self._answers.put_nowait(error or rpc_error())
         self.is_over = True
 
     # What the client calls

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from mq.client import Message, Resolution
 from mq.client.transaction.checks import resolution_of
-from mq.errors import IllegalRequest, IllegalSequence, TransactionNotFound, Unreachable
+from mq.errors import (
+    IllegalRequest,
+    IllegalSequence,
+    TransactionNotFound,
+    Unauthenticated,
+    Unreachable,
+)
 from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.status_pb2 import Status
 from mq.wire.v1.transaction_pb2 import RESOLUTION_COMMIT, RESOLUTION_ROLLBACK, RESOLUTION_UNKNOWN
@@ -371,3 +379,30 @@ def test_a_closed_producer_takes_no_transactions() -> None:
 )
 def test_anything_but_a_resolution_is_unknown(answer: object, expected: Resolution) -> None:
     assert resolution_of(answer, "check") is expected
+
+
+def test_a_revoked_producer_hears_of_it_and_comes_back_with_the_next_transaction() -> None:
+    status = Status(code=wire.UNAUTHENTICATED, text="the key was revoked")
+    trailing = grpc.aio.Metadata(("mq-status-bin", status.SerializeToString()))
+    revoked = grpc.aio.AioRpcError(grpc.StatusCode.UNAUTHENTICATED, grpc.aio.Metadata(), trailing)
+
+    def silent(*_: object) -> None:
+        raise Silence
+
+    async def scenario() -> None:
+        brokers = ScriptedBrokers()
+        async with brokers.producer(commits) as producer:
+            await producer.send_in_transaction("t", b"before")
+            brokers.script = silent
+            sending = asyncio.create_task(producer.send_in_transaction("t", b"in flight"))
+            await asyncio.sleep(0.1)
+            brokers.calls[-1].break_off(revoked)
+            with pytest.raises(Unauthenticated, match="was revoked; it may have been stored"):
+                await sending
+            calls = len(brokers.calls)
+            await asyncio.sleep(3)
+            assert len(brokers.calls) == calls
+            brokers.script = None
+            assert (await producer.send_in_transaction("t", b"after")).state == "COMMIT"
+
+    run(scenario())
