@@ -62,6 +62,8 @@ __all__ = [
 FILE_VARIABLE = "MQ_CONFIG"
 # Tells the commands that talk to brokers where those are; no option of a node.
 SERVER_VARIABLE = "MQ_SERVER"
+# A second name of the option that whoever sets up a container looks for.
+ADMIN_VARIABLE = "MQ_BOOTSTRAP_ADMIN_FILE"
 
 _PREFIX = "MQ_"
 # Kubernetes writes the place of every Service of a namespace into the environment of its pods. A
@@ -241,6 +243,7 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, Option | None]:
     """
     by_variable: dict[str, Option | None] = {FILE_VARIABLE: None, SERVER_VARIABLE: None}
     by_variable |= {option.env: option for option in options()}
+    by_variable[ADMIN_VARIABLE] = _catalogue()["auth.bootstrap_admin_file"]
     others = set(of_kubernetes(environ))
     own = [name for name in environ if name.startswith(_PREFIX) and name not in others]
     for variable in own:

@@ -21,12 +21,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass
 
 from mq import descriptors, hints, memory
+from mq.admin.bootstrap import Bootstrap
 from mq.admin.certificates import CertificateWatch
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import BrokerSettings
+from mq.broker.security.key_files import BrokerKeys, ClusterKeys, secret_box
 from mq.broker.state.held_replay import LaneReplay
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
@@ -174,6 +176,7 @@ class Server:
         tls = rpc_tls.from_config(self._config.broker, self._config.metrics.tls)
         certificates = [one for one in (tls.certificates, raft_tls) if one is not None]
         self._certificates = CertificateWatch(certificates)
+        cluster_keys = ClusterKeys(self._config.auth.cluster_key_file, time.monotonic)
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
@@ -190,7 +193,9 @@ class Server:
                 self._clock.now_ms,
                 until_durable,
                 _random_numbers().__next__,
+                BrokerKeys(secret_box(self._config.auth.secret_key_file), cluster_keys.accepts),
             )
+            bootstrap = Bootstrap(broker, node.data, self._config.auth.bootstrap_admin_file)
             metrics = Metrics()
             control = Control(broker, raft, vfs)
             limit = self._connections_max()
@@ -210,17 +215,12 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            greeter = Greeter(broker.directory, broker.steady_ms, tls.connect)
-            others = _others(raft, consensus, tls.connect)
+            greeter = _greeter(broker, tls.connect, cluster_keys)
+            others = _others(raft, consensus, tls.connect, cluster_keys)
             mender = Mender(store, vfs, node.node, others)
-            for work in (
-                greeter.run(),
-                rpc.connections.run(),
-                mender.run(),
-                self._certificates.run(),
-                _scrub(scrubber),
-            ):
-                stack.callback(asyncio.create_task(work).cancel)
+            work = [greeter.run(), mender.run(), bootstrap.run(), rpc.connections.run()]
+            for one in (*work, self._certificates.run(), _scrub(scrubber)):
+                stack.callback(asyncio.create_task(one).cancel)
             metrics_port = self._serve_metrics(metrics, tls.metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
 
@@ -433,12 +433,19 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
 
-def _others(raft: RaftNode, consensus: _Consensus, connect: Connect) -> Others:
+def _greeter(broker: Broker, connect: Connect, cluster_keys: ClusterKeys) -> Greeter:
+    return Greeter(broker.directory, broker.steady_ms, connect, lambda: cluster_keys.metadata)
+
+
+def _others(
+    raft: RaftNode, consensus: _Consensus, connect: Connect, cluster_keys: ClusterKeys
+) -> Others:
     return Others(
         lambda: consensus.peers,
         connect,
         lambda: bool(consensus.leading_term),
         raft.transfer_leadership,
+        lambda: cluster_keys.metadata,
     )
 
 

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from mq import names
-from mq.access.secrets import SecretBox
 from mq.broker import held
 from mq.broker.atomic_sends import AtomicSends
 from mq.broker.catalog import Catalog
@@ -34,6 +33,7 @@ from mq.broker.security.audit import AuditTrail
 from mq.broker.security.changes import AccessChanges
 from mq.broker.security.denials import Denials
 from mq.broker.security.gate import Denial, Gate
+from mq.broker.security.key_files import BrokerKeys
 from mq.broker.security.login import Logins
 from mq.broker.state.machine import AppliedEntry, Machine
 from mq.broker.transaction.transacting import Transacting
@@ -63,11 +63,11 @@ class Broker:
         now_ms: Callable[[], int],
         until_durable: Callable[[int], Awaitable[object]] | None,
         random_number: Callable[[], int],
-        box: SecretBox | None = None,
+        keys: BrokerKeys | None = None,
     ) -> None:
         """`until_durable` waits until the leader's log is on its disk up to a log offset; it is
-        None with async flush. `random_number` gives 64 bits that cannot be guessed. `box` encrypts
-        what has to be stored as it is.
+        None with async flush. `random_number` gives 64 bits that cannot be guessed. `keys` are
+        those that come from files.
         """
         self.settings = settings
         self.machine = machine
@@ -83,7 +83,7 @@ class Broker:
         self._until_durable = until_durable
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
-        self._make_security(box)
+        self._make_security(keys or BrokerKeys())
         self.directory = self._make_directory(random_number)
         self._make_publishing()
         self._make_consuming()
@@ -132,14 +132,14 @@ class Broker:
             timeout_s=config.broker.send_timeout_ms / 1000,
         )
 
-    def _make_security(self, box: SecretBox | None) -> None:
+    def _make_security(self, keys: BrokerKeys) -> None:
         mode = self.settings.config.auth.mode
         writer, machine, leadership = self.writer, self.machine, self.leadership
         self.denials = Denials()
         self.audit = AuditTrail(writer, machine, leadership, self.now_ms, is_on=mode != "off")
-        self.gate = Gate(self.state.access, mode, self.now_ms, self._on_denial)
+        self.gate = Gate(self.state.access, mode, self.now_ms, self._on_denial, keys.is_cluster_key)
         self.access_changes = AccessChanges(
-            writer, machine, leadership, self.audit, self.now_ms, box
+            writer, machine, leadership, self.audit, self.now_ms, keys.box
         )
         self.logins = Logins(
             self.state.access, self.access_changes, self.audit, self.now_ms, self.steady_ms

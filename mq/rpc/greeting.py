@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -24,6 +25,7 @@ from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse
 
 log = get_logger(__name__)
 
+Metadata: TypeAlias = Sequence[tuple[str, str]]
 _GREET = "/mq.v1.ClusterService/Greet"
 PERIOD_S = 1.0
 _ANSWER_S_MAX = 2.0
@@ -43,11 +45,18 @@ _OPTIONS = (
 class Greeter:
     """`run` it on the loop of the broker."""
 
-    def __init__(self, directory: Directory, now_ms: Callable[[], int], connect: Connect) -> None:
-        """`now_ms` is the monotonic clock of the directory."""
+    def __init__(
+        self,
+        directory: Directory,
+        now_ms: Callable[[], int],
+        connect: Connect,
+        metadata: Callable[[], Metadata] = list,
+    ) -> None:
+        """`now_ms` is the monotonic clock of the directory. `metadata` says who asks."""
         self._directory = directory
         self._connect = connect
         self._now_ms = now_ms
+        self._metadata = metadata
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._periods = 0
         # Addresses that did not answer, and in which period.
@@ -122,7 +131,9 @@ class Greeter:
             channel = self._connect(address, _OPTIONS)
             self._channels[address] = channel
         ask = channel.unary_unary(_GREET, request_serializer=GreetRequest.SerializeToString)
-        return GreetResponse.FromString(await ask(request, timeout=_ANSWER_S_MAX))
+        return GreetResponse.FromString(
+            await ask(request, timeout=_ANSWER_S_MAX, metadata=self._metadata())
+        )
 
     def _tell(self, name: str, address: str, reason: str) -> None:
         """Logs each reason once. Trouble in its own set is logged by replication."""

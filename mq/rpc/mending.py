@@ -64,6 +64,8 @@ class Others(NamedTuple):
     connect: Connect
     is_leading: Callable[[], bool]
     hand_over: Callable[[], bool]
+    # Of a call: who asks.
+    metadata: Callable[[], Sequence[tuple[str, str]]] = list
 
 
 class _Unreachable(Exception):
@@ -314,7 +316,9 @@ class Mender:
             request_serializer=ReadLogRequest.SerializeToString,
             response_deserializer=LogChunk.FromString,
         )
-        chunk: LogChunk = await ask(request, timeout=_ANSWER_S_MAX)
+        chunk: LogChunk = await ask(
+            request, timeout=_ANSWER_S_MAX, metadata=self._others.metadata()
+        )
         return chunk
 
 

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from mq.access.policies import Action
 from mq.admin.control import Control
 from mq.broker.broker import Broker
+from mq.broker.security.gate import LOG_AREA
 from mq.rpc.access import Rules, any_caller, open_to_all
 from mq.rpc.admin import AdminService
 from mq.rpc.cluster import ClusterService
@@ -317,7 +318,7 @@ def _cluster_and_node(serving: AdminService, rules: Rules) -> list[Method]:
             "ReadLog",
             pb.ReadLogRequest,
             serving.read_log,
-            rules.superuser("log"),
+            rules.superuser(LOG_AREA),
             leader_only=False,
         ),
         unary(

@@ -20,6 +20,7 @@ from mq.access.secrets import SECRET_BYTES_MAX, SecretBox
 from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.leading import Leadership
 from mq.broker.security.audit import AuditTrail, Caller, Record
+from mq.broker.security.gate import CLUSTER_USER
 from mq.broker.state.access import BOOTSTRAP_USER, DEFAULT_QUOTA, SUPERUSER, Access
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
@@ -46,8 +47,6 @@ NAMESPACES_MAX = 10_000
 ROLES_OF_USER_MAX, NAMESPACES_OF_USER_MAX = 32, 100
 # Of one user. Two keys: the new one is in use before the old one is revoked.
 CREDENTIALS_MAX = {API_KEY: 2, PASSWORD: 1, SESSION_KEY: 20, HMAC_SHA1: 2}
-# The user of the key by which brokers know each other; it is in no log.
-CLUSTER_USER = "cluster"
 _RESERVED = frozenset((BOOTSTRAP_USER, CLUSTER_USER))
 
 # A user may be called as a certificate is: by a DNS name or a URI.

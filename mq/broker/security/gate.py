@@ -18,11 +18,16 @@ from typing import Final, NamedTuple, TypeAlias
 
 from mq import names
 from mq.access import keys, policies
+from mq.access.keys import ApiKey
 from mq.access.policies import Action, Kind, Resource, Ruling, topic_resource
 from mq.broker.state.access import SUPERUSER, Access
 from mq.errors import MqError, PermissionDenied, Unauthenticated
 from mq.wire.v1.security_pb2 import API_KEY, SESSION_KEY, Credential, User
 
+# Brokers of one cluster greet each other, and read the log of their set to mend their own.
+CLUSTER_USER: Final = "cluster"
+LOG_AREA: Final = "log"
+_BROKER_POLICIES: Final = [(CLUSTER_USER, policies.parse("allow alter cluster sets"))]
 _BEARER: Final = "Bearer "
 _KEYS: Final = frozenset((API_KEY, SESSION_KEY))
 # Of one gate, and of one principal: callers choose the names.
@@ -54,6 +59,8 @@ class Principal:
     # Of the users and policies that it was made of.
     version: int = 0
     is_superuser: bool = False
+    # Another broker of the cluster.
+    is_broker: bool = False
     # Topics that exist and that it may publish to: most calls ask for nothing else.
     publishes: set[str] = field(default_factory=set)
     _rulings: dict[tuple[str, str, str], Ruling] = field(default_factory=dict)
@@ -112,11 +119,16 @@ class Gate:
         mode: str,
         now_ms: Callable[[], int],
         tell: Callable[[Denial], None],
+        is_cluster_key: Callable[[ApiKey], bool] = lambda _: False,
     ) -> None:
+        """`is_cluster_key`: whether it is the key by which brokers of the cluster know each
+        other.
+        """
         self._access = access
         self.mode = mode
         self._now_ms = now_ms
         self._tell = tell
+        self._is_cluster_key = is_cluster_key
         self._known: dict[tuple[str | None, Sequence[str], str, str | None], Principal] = {}
         self._live: set[LiveStream] = set()
         self._changed = asyncio.Event()
@@ -210,6 +222,14 @@ class Gate:
         key = keys.parse(authorization.removeprefix(_BEARER))
         if key is None or not authorization.startswith(_BEARER):
             raise Unauthenticated("authorization is not of the form Bearer mqk_<id>_<secret>")
+        if self._is_cluster_key(key):
+            return Principal(
+                CLUSTER_USER,
+                credential=key.id,
+                address=address,
+                version=self._access.version,
+                is_broker=True,
+            )
         credential = self._access.credential(key.id)
         # One text for all: which of them it was would help to guess.
         refusal = Unauthenticated(
@@ -271,6 +291,8 @@ class Gate:
         )
 
     def _decide(self, principal: Principal, action: Action, resource: Resource) -> Ruling:
+        if principal.is_broker:
+            return policies.decide(_BROKER_POLICIES, action, resource)
         user = self._access.user(principal.user)
         lines = self._access.policies_of(user) if user is not None else ()
         return policies.decide(lines, action, resource, principal.address)
@@ -293,7 +315,8 @@ class Gate:
                 self.check(principal, *need)
 
     def check_superuser(self, principal: Principal, what: str) -> None:
-        if not principal.is_superuser:
+        is_mending = principal.is_broker and what == LOG_AREA
+        if not principal.is_superuser and not is_mending:
             self.deny(principal, (Action.DESCRIBE, Resource(Kind.CLUSTER, what)), None)
 
     def check_publish(self, principal: Principal, topic: str, *, is_new: bool) -> None:

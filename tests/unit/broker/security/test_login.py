@@ -38,7 +38,7 @@ async def scene(**options: Any) -> tuple[Node, Logins]:
 
 
 async def login(logins: Logins, name: str = "alice", text: str = PASSWORD, **fields: Any) -> int:
-    return await soon(
+    outcome: int = await soon(
         logins.login(
             name,
             text,
@@ -47,6 +47,7 @@ async def login(logins: Logins, name: str = "alice", text: str = PASSWORD, **fie
             fields.get("address", "10.0.0.1"),
         )
     )
+    return outcome
 
 
 @on_loop
