@@ -216,8 +216,7 @@ class Server:
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
             greeter = _greeter(broker, tls.connect, cluster_keys)
-            others = _others(raft, consensus, tls.connect, cluster_keys)
-            mender = Mender(store, vfs, node.node, others)
+            mender = Mender(store, vfs, node.node, _others(raft, tls.connect, cluster_keys))
             work = [greeter.run(), mender.run(), bootstrap.run(), rpc.connections.run()]
             for one in (*work, self._certificates.run(), _scrub(scrubber)):
                 stack.callback(asyncio.create_task(one).cancel)
@@ -437,9 +436,8 @@ def _greeter(broker: Broker, connect: Connect, cluster_keys: ClusterKeys) -> Gre
     return Greeter(broker.directory, broker.steady_ms, connect, lambda: cluster_keys.metadata)
 
 
-def _others(
-    raft: RaftNode, consensus: _Consensus, connect: Connect, cluster_keys: ClusterKeys
-) -> Others:
+def _others(raft: RaftNode, connect: Connect, cluster_keys: ClusterKeys) -> Others:
+    consensus = _Consensus(raft)
     return Others(
         lambda: consensus.peers,
         connect,

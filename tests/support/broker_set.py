@@ -35,6 +35,8 @@ class BrokerSet:
     """`nodes` by their names: n0, n1, ..."""
 
     def __init__(self, directory: Path, *flags: str, count: int = 3) -> None:
+        # The API key that questions are asked with.
+        self.key = ""
         names = [f"n{at}" for at in range(count)]
         self.directories = [directory / name for name in names]
         self.members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in names)
@@ -116,7 +118,11 @@ class BrokerSet:
         request = BrokerStatusRequest()
         try:
             answer = call(
-                self.address(name), "AdminService/BrokerStatus", request, BrokerStatusResponse
+                self.address(name),
+                "AdminService/BrokerStatus",
+                request,
+                BrokerStatusResponse,
+                self.key,
             )
         except grpc.RpcError:
             return None

@@ -19,15 +19,16 @@ DEADLINE_S = 30.0
 OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
-def call(address: str, method: str, request: Any, answer: Any) -> Any:
-    """`method` is Service/Method."""
+def call(address: str, method: str, request: Any, answer: Any, key: str = "") -> Any:
+    """`method` is Service/Method, `key` the API key of the caller."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         ask = channel.unary_unary(
             f"/mq.v1.{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        return ask(request, timeout=DEADLINE_S, wait_for_ready=True)
+        metadata = [("authorization", f"Bearer {key}")] if key else []
+        return ask(request, timeout=DEADLINE_S, wait_for_ready=True, metadata=metadata)
 
 
 def create_topic(address: str, topic: str, queues: int) -> None:
