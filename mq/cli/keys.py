@@ -159,13 +159,13 @@ def credential_document(credential: Credential) -> dict[str, Any]:
     return {
         "id": credential.id,
         "user": credential.user,
-        "type": _type(credential),
+        "type": credential_type(credential),
         "created_at_ms": credential.created_at_ms,
         "expires_at_ms": credential.expires_at_ms,
     }
 
 
-def _type(credential: Credential) -> str:
+def credential_type(credential: Credential) -> str:
     types: Any = credential.DESCRIPTOR.fields_by_name["type"].enum_type
     found = types.values_by_number.get(credential.type)
     return found.name.lower() if found else str(credential.type)
@@ -184,7 +184,7 @@ def key_columns(credentials: Sequence[Credential], *, has_users: bool) -> list[C
         for each in credentials
     ]
     created = [day(each.created_at_ms) for each in credentials]
-    types = [_type(each).replace("_", " ") for each in credentials]
+    types = [credential_type(each).replace("_", " ") for each in credentials]
     return [
         Column("id", ids, "left"),
         *([Column("user", users, "left", is_flexible=True)] if has_users else []),

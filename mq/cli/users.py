@@ -18,7 +18,7 @@ from mq.cli.access import (
     with_password,
     with_password_file,
 )
-from mq.cli.keys import credential_document, key_columns
+from mq.cli.keys import credential_document, credential_type, key_columns
 from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
 from mq.cli.policies import policy_columns
 from mq.cli.quotas import limits_text, quota_document
@@ -412,8 +412,15 @@ def _state(found: User) -> str:
     return "disabled" if found.is_disabled else "enabled"
 
 
+def _types(view: AccessView, found: User) -> list[str]:
+    """Of its credentials, without sessions, which come and go."""
+    types = map(credential_type, view.credentials_of(found.name))
+    return [one for one in types if one != "session_key"]
+
+
 def _columns(view: AccessView, users: Sequence[User]) -> list[Column]:
     created = [day(each.created_at_ms) for each in users]
+    types = [_types(view, each) for each in users]
     return [
         Column("user", [each.name for each in users], "left", is_flexible=True),
         Column("state", [_state(each) for each in users], "left"),
@@ -424,7 +431,10 @@ def _columns(view: AccessView, users: Sequence[User]) -> list[Column]:
             "left",
             is_flexible=True,
         ),
-        Column("keys", [str(len(view.credentials_of(each.name))) for each in users]),
+        Column("keys", [str(len(each) - each.count("password")) for each in types]),
+        Column(
+            "password", ["yes" if "password" in each else "-" for each in types], "left", rank=2
+        ),
         Column(
             "created (UTC)",
             created,
