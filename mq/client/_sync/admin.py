@@ -476,7 +476,7 @@ class Admin(SyncClient[AsyncAdmin]):
 
     def login(self, user: str, password: str) -> Session:
         """A key for some hours, the same for all broker sets, in exchange for the password, which
-        goes to each of them: over TLS, unless the brokers are on this machine. Unauthenticated.
+        goes to each of them as it is: use TLS. Unauthenticated.
         """
         return self._run(self._client.login(user, password))
 

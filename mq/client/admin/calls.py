@@ -85,6 +85,7 @@ class AdminCalls(ConnectedClient):
     @arguments_of(AdminOptions)
     def __init__(self, options: AdminOptions) -> None:
         """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
+        self._options = options
         self._connection = options.connect()
         self._timeout_s = options.timeout_s
         # Sets that did not answer, and until when another call gives them little time.

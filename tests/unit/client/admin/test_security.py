@@ -6,6 +6,7 @@ shown and brought in line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -38,6 +39,9 @@ class Cluster(Admin):
         self.sets = {name: Access() for name in sets}
         self.troubles: dict[tuple[str, str], list[MqError]] = {}
         self.requests: list[Any] = []
+        self.asked_first = sets[0]
+        # The key that a login has given.
+        self.presented = ""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
@@ -58,6 +62,14 @@ class Cluster(Admin):
             raise troubles.pop()
         return getattr(self, f"_{method}")(self.sets[broker_set], request)
 
+    async def _ask_broker(self, server: str, request: Any) -> Any:
+        assert not server
+        return await self._ask(self.asked_first, request)
+
+    def _presenting(self, key: keys.ApiKey) -> Any:
+        self.presented = key.id
+        return contextlib.nullcontext(self)
+
     def _DescribeAccess(self, there: Access, _: Any) -> pb.DescribeAccessResponse:  # noqa: N802
         state = there.encode()
         for one in state.credentials:
@@ -73,12 +85,16 @@ class Cluster(Admin):
         there.change(request.changes)
         return pb.ChangeAccessResponse(version=there.change_count, digest=there.digest())
 
-    def _WhoAmI(self, _: Access, __: Any) -> pb.WhoAmIResponse:  # noqa: N802
-        return pb.WhoAmIResponse(user="root", credential="rootrootroot")
+    def _WhoAmI(self, there: Access, _: Any) -> pb.WhoAmIResponse:  # noqa: N802
+        if self.presented and there.credential(self.presented) is None:
+            raise Unauthenticated(f"key {self.presented} is not known")
+        return pb.WhoAmIResponse(user="root", credential=self.presented or "rootrootroot")
 
     def _Login(self, there: Access, request: Any) -> pb.LoginResponse:  # noqa: N802
         if there.user(request.user) is None:
             raise Unauthenticated("wrong user or password")
+        session = pb.Credential(id=request.key_id, user=request.user, type=pb.SESSION_KEY)
+        there.change([pb.AccessChange(put_credential=session)])
         return pb.LoginResponse(expires_at_ms=1_000 + len(there.encode().users))
 
     def _CheckAccess(self, there: Access, request: Any) -> pb.CheckAccessResponse:  # noqa: N802
@@ -312,10 +328,15 @@ def test_a_login_gives_one_key_for_all_sets_and_names_those_that_refuse(cluster:
     session = cluster.run(cluster.login("alice", "pw"))
     assert (session.expires_at_ms, session.missing_sets, session.refusing_sets) == (1_001, (), ())
     sent = [one for one in cluster.requests if isinstance(one, pb.LoginRequest)]
-    assert {one.key_id for one in sent} == {session.key.id}
+    # Once to each set: a session that is there is not begun anew.
+    assert [one.key_id for one in sent] == [session.key.id] * 2
     assert all(one.key_digest == keys.digest(session.key.secret) for one in sent)
     cluster.run(cluster.change_access(put[1:], broker_set="b"))
+    cluster.asked_first = "b"
     assert cluster.run(cluster.login("bob", "pw")).refusing_sets == ("a",)
+    cluster.breaks("a", "WhoAmI", Unreachable("gone"))
+    cluster.breaks("a", "Login", Unreachable("gone"))
+    assert cluster.run(cluster.login("bob", "pw")).missing_sets == ("a",)
     with pytest.raises(Unauthenticated):
         cluster.run(cluster.login("nobody", "pw"))
 
