@@ -2,9 +2,8 @@
 
 Each batch is checked, looked up among those that are stored or in flight, and joins the group that
 is written next: all that arrives in one turn of the loop is one entry, one write, one sync. What is
-in flight is bounded in bytes; a producer with more waits for room and is not refused. Batches of
-one owner get it in order; owners that wait take turns, so that one with very much delays itself
-alone.
+in flight is bounded in bytes; a producer with more waits for room and is not refused. Batches of an
+owner get it in order; owners that wait take turns, so that one with very much delays itself alone.
 """
 
 from __future__ import annotations

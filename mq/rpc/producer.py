@@ -32,7 +32,7 @@ from mq.rpc import limits
 from mq.rpc.access import Rules
 from mq.rpc.context import Context
 from mq.rpc.methods import Answer
-from mq.rpc.publish_stream import PublishStream, check_ack, outcome, stored_result
+from mq.rpc.publish_stream import PublishStream, check_ack, outcome, room_owner, stored_result
 from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
 from mq.store.batch import Batch
@@ -111,7 +111,8 @@ class ProducerService:
             messages=request.messages,
         )
         batch = batches.accept(wire.SerializeToString(), self._message_bytes_max)
-        await broker.publisher.room(len(batch.data), self._timeout_s)
+        owner = room_owner(context.caller, context)
+        await broker.publisher.room(len(batch.data), self._timeout_s, owner)
         slot = await broker.submit(batch, tells_appended=request.ack == ACK_LEADER)
         if request.ack == ACK_NONE:
             return producer_pb2.SendResponse(queue_id=queue_id, queue_offset=-1)

@@ -17,6 +17,7 @@ from mq.broker.broker import Broker
 from mq.broker.joined_sends import Placed
 from mq.broker.long_work import TimeSlice
 from mq.broker.publishing import Slot
+from mq.broker.security.gate import Principal
 from mq.broker.state.dedup import StoredAt
 from mq.errors import IllegalRequest, MqError, NotLeader
 from mq.rpc import framing, limits, status
@@ -74,6 +75,7 @@ class PublishStream:
         self._broker = broker
         self._rules = rules
         self._live = LIVE.get()
+        self._owner = room_owner(self._live.principal, context)
         self._context = context
         self._loop = asyncio.get_running_loop()
         config = broker.settings.config
@@ -175,7 +177,7 @@ class PublishStream:
         try:
             batch = limits.accept_batch(blob, self._message_bytes_max)
             self._rules.publish_to(self._live.principal, batch.topic)
-            await self._broker.publisher.room(len(blob), self._timeout_s)
+            await self._broker.publisher.room(len(blob), self._timeout_s, self._owner)
             return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
         except MqError as error:
             # One-way: only the end of the stream can say that another node leads.
@@ -253,6 +255,11 @@ class PublishStream:
             return stored_result(await outcome(self._broker, slot, ack, deadline_s))
         except MqError as error:
             return _failed(error)
+
+
+def room_owner(caller: Principal, context: Context) -> str:
+    """Who shares the room with others: a user, or a connection whose user is not known."""
+    return caller.user or context.peer()
 
 
 def check_ack(ack: int) -> None:

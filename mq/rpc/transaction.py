@@ -35,6 +35,7 @@ from mq.errors import (
 from mq.rpc import framing, limits, status
 from mq.rpc.access import LIVE, Rules
 from mq.rpc.context import Context
+from mq.rpc.publish_stream import room_owner
 from mq.rpc.waiting import Pending, Timeouts
 from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
@@ -144,10 +145,10 @@ class _Calls:
         return True
 
     async def begin_half_later(
-        self, batch: Batch, tell: Callable[[StoredAt | Exception], None]
+        self, batch: Batch, owner: str, tell: Callable[[StoredAt | Exception], None]
     ) -> None:
         """Returns when the batch is submitted. Raises as `Broker.submit`; FlowControl."""
-        await self._broker.publisher.room(len(batch.data), self._timeout_s)
+        await self._broker.publisher.room(len(batch.data), self._timeout_s, owner)
         self._await_half(await self._broker.submit(batch), tell)
 
     def _await_half(self, slot: Slot, tell: Callable[[StoredAt | Exception], None]) -> None:
@@ -181,6 +182,7 @@ class _Stream:
     ) -> None:
         self._calls = calls
         self._live = LIVE.get()
+        self._owner = room_owner(self._live.principal, context)
         self._respondent = respondent
         self._context = context
         self._reads_more = reads_more
@@ -304,7 +306,8 @@ class _Stream:
             return
         # Halves are submitted in the order of the stream; answers come in any order.
         try:
-            await self._calls.begin_half_later(waiting, self._half_teller(request.request_id))
+            tell = self._half_teller(request.request_id)
+            await self._calls.begin_half_later(waiting, self._owner, tell)
         except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
             self._fail(request.request_id, error)
         except BaseException:

@@ -342,6 +342,29 @@ async def test_sends_that_wait_for_room_get_it_in_turn() -> None:
 
 
 @on_loop
+async def test_owners_that_wait_for_room_take_turns() -> None:
+    node = crowded()
+    await make_topic(node)
+    publisher = node.broker.publisher
+    for _ in range(7):
+        publisher.submit(batch("t", bytes(100_000)))
+    order: list[str] = []
+
+    async def wait(owner: str, size: int) -> None:
+        await publisher.room(size, 60, owner)
+        order.append(owner)
+
+    waiting = [asyncio.create_task(wait("flooder", 300_000)) for _ in range(10)]
+    await turns()
+    waiting += [asyncio.create_task(wait("quiet", 10)) for _ in range(2)]
+    await turns()
+    node.consensus.commit()
+    await soon(asyncio.gather(*waiting))
+    # The first of the flooder's had its turn already, and waited for room.
+    assert order == ["flooder", "quiet", "quiet", *["flooder"] * 9]
+
+
+@on_loop
 async def test_small_batches_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "_IN_FLIGHT_MAX", 10)
     node = crowded()
