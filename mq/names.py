@@ -154,7 +154,7 @@ def full_group(namespace: str, group: str) -> str:
 
 def _full(namespace: str, name: str, error: type[IllegalTopic | IllegalGroup]) -> str:
     if "%" in name:
-        raise error(_OUTSIDE)
+        raise error(f"{name[:200]!r}: {_OUTSIDE}")
     characters_max = NAME_CHARACTERS_MAX - len(namespace) - 1
     if len(name) > characters_max:
         raise error(

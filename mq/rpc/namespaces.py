@@ -29,6 +29,7 @@ from mq import names
 from mq.broker.security.gate import Principal
 from mq.errors import (
     IllegalFilter,
+    IllegalGroup,
     IllegalRequest,
     IllegalTopic,
     MalformedBatch,
@@ -68,9 +69,8 @@ _NO_BATCH: Final = b"\x0a"
 
 _ELSEWHERE: Final = "(another namespace)"
 _OWN_PREFIXES: Final = (names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX)
-_FULL_NAME: Final = re.compile(
-    r"[A-Za-z0-9|_-]*%[A-Za-z0-9%|_-]*[A-Za-z0-9][A-Za-z0-9%|_-]*", re.ASCII
-)
+# The group is what makes it a name: letters or digits behind a %.
+_FULL_NAME: Final = re.compile(r"[A-Za-z0-9|_-]*%[%|_-]*([A-Za-z0-9][A-Za-z0-9%|_-]*)?", re.ASCII)
 
 _MODULES: Final = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
 
@@ -96,12 +96,19 @@ def _local(local: Callable[[str, str], str | None]) -> _Rename:
     return _cached(lambda namespace, name: local(namespace, name) if name else "")
 
 
-def local_text(namespace: str, text: str) -> str:
-    """Words of the broker with local names, and without those of other namespaces."""
+def local_text(namespace: str, text: str, *, hides: bool = True) -> str:
+    """Words of the broker with local names; `hides`: and without those of other namespaces."""
 
     def shown(found: re.Match[str]) -> str:
         name = found[0]
-        return name if name in _OWN_PREFIXES else names.local_name(namespace, name) or _ELSEWHERE
+        local = names.local_name(namespace, name)
+        if local is not None:
+            return local
+        if name in _OWN_PREFIXES or not found[1]:
+            # A name that goes on with what is not legal, or no name at all.
+            is_own = name == f"{namespace}%" and not text[found.end() :][:1].isspace()
+            return "" if is_own else name
+        return _ELSEWHERE if hides else name
 
     return _FULL_NAME.sub(shown, text) if "%" in text else text
 
@@ -487,8 +494,9 @@ class NamespacedCall:
 def explained(error: MqError, namespace: str) -> MqError:
     """The error with local names. It may be the error of several calls: a copy is changed."""
     text = str(error)
-    local = local_text(namespace, text)
-    # A filter is the caller's own text.
+    # Names that are not legal are the caller's own, and a filter is its own text.
+    hides = not isinstance(error, IllegalTopic | IllegalGroup)
+    local = local_text(namespace, text, hides=hides)
     if local == text or isinstance(error, IllegalFilter):
         return error
     made = type(error).__new__(type(error))

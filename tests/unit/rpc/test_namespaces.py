@@ -508,7 +508,9 @@ def test_a_retry_that_cannot_be_read_is_delivered_as_it_is() -> None:
             "no policy allows it on topic " + "(another namespace)",
         ),
         ("%SYS%HALF is the broker's own", "(another namespace) is the broker's own"),
-        ("the disk is 95% full", "the disk is 95% full"),
+        ("the disk is 95% full", None),
+        ("no % in it", None),
+        ("topic 'acme%ä' is not legal", "topic 'ä' is not legal"),
         ("use letters, digits and %|_-, and no % at the start", None),
         ("xacme%orders", "(another namespace)"),
         ("%RETRY% and %DLQ% stand before a group", None),
@@ -526,6 +528,8 @@ def test_an_error_of_several_calls_stays_as_it_is() -> None:
     assert str(error) == "there is no topic acme%orders"
     elsewhere = NotLeader("node-1", "h:1")
     assert explained(elsewhere, NAMESPACE) is elsewhere
+    illegal = explained(IllegalTopic("'rival%x' is not legal, nor is acme%y%z"), NAMESPACE)
+    assert str(illegal) == "'rival%x' is not legal, nor is acme%y%z"
     filtered = IllegalFilter("LIKE 'eu%west' is no filter")
     assert explained(filtered, NAMESPACE) is filtered
 
