@@ -1,5 +1,5 @@
-"""A flooder beside quiet producers: it fills the room of the broker, and waits for more of it behind
-them, not before them.
+"""A flooder beside quiet producers: it fills the room of the broker, and waits for more of it
+behind them, not before them.
 
 The disk of this broker takes a tenth of a second for a sync, whatever it writes: that decides the
 times, and not what else the machine does. A send takes up to two syncs, the one that is under way

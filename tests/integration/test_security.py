@@ -185,8 +185,8 @@ def test_brokers_of_a_cluster_greet_each_other_by_their_key(tmp_path: Path) -> N
     admin = tmp_path / "admin"
     admin.write_text(f"root:{root.text}\n")
     admin.chmod(0o600)
-    flags = (*REQUIRED, "--auth-cluster-key-file", str(file))
-    flags += ("--auth-bootstrap-admin-file", str(admin))
+    cluster = ("--auth-cluster-key-file", str(file))
+    flags = (*REQUIRED, *cluster, "--auth-bootstrap-admin-file", str(admin))
     with (
         BrokerProcess(tmp_path / "a", *flags, "--node-broker-set", "a") as a,
         BrokerProcess(
