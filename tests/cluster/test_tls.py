@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mq.client import Producer
 from tests.cluster.judgement import SMALL, judge
 from tests.cluster.load import Load
+from tests.support.broker_set import BrokerSet
 from tests.support.certificates import Authority
 from tests.support.raft_cluster import Cluster, Process, poll
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from tests.support.broker_process import BrokerProcess
 
 
 @pytest.mark.parametrize("impostor", ["plain", "of another authority"])
@@ -43,6 +49,38 @@ def test_nodes_of_one_authority_talk_and_refuse_others(tmp_path: Path, impostor:
                 node.start()
                 load.wait_for_more()
         judge(cluster, load.acknowledged)
+
+
+def test_a_new_authority_takes_over_while_nodes_run(tmp_path: Path) -> None:
+    """Nodes that were never restarted and nodes that were talk to each other all the time."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    files, others = old.files(), new.files()
+    flags = [each for one in files.flags("raft").items() for each in one]
+    old_ca, new_ca = (Path(one.ca).read_bytes() for one in (files, others))
+    with BrokerSet(tmp_path, *flags) as brokers, Producer(brokers.servers) as producer:
+        steps = [
+            {files.ca: old_ca + new_ca},
+            {files.cert: Path(others.cert).read_bytes(), files.key: Path(others.key).read_bytes()},
+            {files.ca: new_ca},
+        ]
+        for step, restarted in zip(steps, brokers.nodes, strict=True):
+            for path, content in step.items():
+                Path(path).write_bytes(content)
+            for node in brokers.nodes.values():
+                before = loaded(node)
+                os.kill(node.pid, signal.SIGHUP)
+                poll(lambda node=node, before=before: loaded(node) > before, "the new files")  # type: ignore[misc]
+            brokers.restart(restarted)
+            producer.send("t", b"x")
+        # Now it is the new authority's certificates that each of them shows.
+        for name in brokers.nodes:
+            brokers.restart(name)
+            producer.send("t", b"x")
+
+
+def loaded(node: BrokerProcess) -> int:
+    events = [line.get("event") for line in node.log()]
+    return events.count("TLS files are loaded, for new connections")
 
 
 def refusals(node: Process) -> list[str]:
