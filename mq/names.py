@@ -36,7 +36,7 @@ _READABLE = frozenset((GIVE_UP_TOPIC, AUDIT_TOPIC))
 
 # Full names are as long as others: this leaves 63 characters for the local name at least.
 NAMESPACE_CHARACTERS_MAX = 63
-_NAMESPACE = re.compile(rf"[A-Za-z0-9_-]{{1,{NAMESPACE_CHARACTERS_MAX}}}")
+_NAMESPACE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{NAMESPACE_CHARACTERS_MAX - 1}}}")
 # A topic that `check_topic` refuses: in place of one that a caller with a namespace may not name.
 OUTSIDE_TOPIC = "!"
 
@@ -127,7 +127,7 @@ def check_namespace(namespace: str) -> None:
     if not _NAMESPACE.fullmatch(namespace):
         raise IllegalRequest(
             f"namespace {namespace[:200]!r} is not legal: use 1 to {NAMESPACE_CHARACTERS_MAX} of "
-            "letters, digits and _-"
+            "letters, digits and _-, a letter or digit first"
         )
 
 

@@ -11,13 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.errors import Code, IllegalTopic
+from mq.errors import Code, IllegalGroup, IllegalRequest, IllegalTopic
 from mq.names import (
     NAME_CHARACTERS_MAX,
     QUEUE_ID_MAX,
+    check_group,
+    check_namespace,
     check_topic,
     did_you_mean,
+    full_group,
+    full_producer_id,
+    full_topic,
     is_legal_name,
+    local_name,
+    local_producer_id,
+    namespace_of,
     similar_names,
 )
 
@@ -135,3 +143,74 @@ def test_of_thousands_of_names_that_are_alike_only_a_few_are_compared_letter_by_
     assert "shop-orders-17" in found
     assert len(found) == 3
     assert compared == [10]
+
+
+# -- namespaces -----------------------------------------------------------------------------------
+
+NAMESPACES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", fullmatch=True)
+LOCAL = st.text(LEGAL_CHARACTERS.replace("%", ""), min_size=1, max_size=63)
+PREFIXES = st.sampled_from(["", "%RETRY%", "%DLQ%"])
+
+
+@given(NAMESPACES, NAMESPACES, LOCAL, PREFIXES)
+def test_a_local_name_has_one_full_one_which_no_other_namespace_knows(
+    namespace: str, other: str, local: str, prefix: str
+) -> None:
+    check_namespace(namespace)
+    full = full_topic(namespace, prefix + local)
+    check_topic(full)
+    assert full == f"{prefix}{namespace}%{local}"
+    assert local_name(namespace, full) == prefix + local
+    assert namespace_of(full) == namespace
+    if other != namespace:
+        assert local_name(other, full) is None
+    group = full_group(namespace, local)
+    check_group(group)
+    assert local_name(namespace, group) == local
+
+
+@given(NAMESPACES, NAMESPACES, st.text(min_size=1))
+def test_ids_of_producers_are_apart_too(namespace: str, other: str, producer_id: str) -> None:
+    for one in (producer_id, f"%SINK%{producer_id}"):
+        full = full_producer_id(namespace, one)
+        assert full.startswith("%SINK%") == one.startswith("%SINK%")
+        assert local_producer_id(namespace, full) == one
+        if other != namespace:
+            assert local_producer_id(other, full) is None
+
+
+@pytest.mark.parametrize(
+    "namespace", ["", "a%b", "%", "a b", "ä", "-a", "_a", "a|b", "x" * 64, "a\n"]
+)
+def test_other_namespaces_are_not_legal(namespace: str) -> None:
+    with pytest.raises(IllegalRequest):
+        check_namespace(namespace)
+
+
+@pytest.mark.parametrize("name", ["a%b", "%", "%SYS%HALF", "x" * 123, "%RETRY%a"])
+def test_no_name_leads_out_of_its_namespace(name: str) -> None:
+    with pytest.raises(IllegalGroup):
+        full_group("acme", name)
+    if name != "%RETRY%a":
+        with pytest.raises(IllegalTopic):
+            full_topic("acme", name)
+
+
+def test_what_has_no_name_stays_without() -> None:
+    assert full_topic("acme", "") == full_group("acme", "") == full_producer_id("acme", "") == ""
+    assert namespace_of("") == namespace_of("orders") == namespace_of("%RETRY%orders") == ""
+    assert namespace_of("%SYS%HALF") == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "acme", "acme%", "xacme%orders", "acme%a%b", "%SYS%acme"]
+)
+def test_other_names_are_not_local(name: str) -> None:
+    assert local_name("acme", name) is None
+
+
+def test_similar_names_are_of_the_same_namespace() -> None:
+    known = ["acme%orders", "rival%orders", "orders", "acme%invoices"]
+    assert similar_names("acme%order", known) == ["acme%orders"]
+    assert similar_names("order", known) == ["orders"]
+    assert similar_names("none%order", known) == []

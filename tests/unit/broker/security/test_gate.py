@@ -10,7 +10,7 @@ from mq.access import keys
 from mq.access.policies import Action, group_resource, topic_resource
 from mq.broker.security.gate import EVERYBODY, Denial, Gate, LiveStream, Principal
 from mq.broker.state.access import Access
-from mq.errors import MqError, PermissionDenied, Unauthenticated
+from mq.errors import IllegalRequest, MqError, PermissionDenied, Unauthenticated
 from mq.wire.v1.security_pb2 import (
     API_KEY,
     PASSWORD,
@@ -236,3 +236,102 @@ def test_names_that_callers_choose_do_not_fill_the_memory(scene: Scene) -> None:
     for number in range(10_000):
         scene.gate.may(caller, Action.PUBLISH, topic_resource(f"t{number}"))
     assert len(caller._rulings) <= 4_096
+
+
+# -- namespaces -----------------------------------------------------------------------------------
+
+INSIDE = topic_resource("acme%orders")
+
+
+@pytest.fixture
+def tenant(scene: Scene) -> ApiKey:
+    """Of a user whose policies name no namespace."""
+    scene.user("ann", "allow * topic *", "allow * group *", namespaces=["acme", "east"])
+    return scene.key("ann")
+
+
+def test_policies_do_not_lead_out_of_the_namespace(scene: Scene, tenant: ApiKey) -> None:
+    caller = scene.caller(tenant)
+    assert caller.namespace == "acme"
+    for inside in (INSIDE, group_resource("acme%g"), topic_resource("%RETRY%acme%g")):
+        scene.gate.check(caller, Action.CONSUME, inside)
+        assert scene.gate.may(caller, Action.CONSUME, inside)
+    for name in ("orders", "rival%orders", "acme", "xacme%orders", "east%orders", "%DLQ%rival%g"):
+        assert not scene.gate.may(caller, Action.DESCRIBE, topic_resource(name))
+        with pytest.raises(PermissionDenied) as refusal:
+            scene.gate.check(caller, Action.CONSUME, topic_resource(name))
+        assert str(refusal.value) == "this is not in namespace acme"
+    assert scene.told[-1].need == (Action.CONSUME, topic_resource("%DLQ%rival%g"))
+
+
+def test_policies_hold_inside_of_the_namespace(scene: Scene) -> None:
+    scene.user(
+        "ben", "allow consume topic acme%orders", "deny * topic acme%s*", namespaces=["acme"]
+    )
+    caller = scene.caller(scene.key("ben"))
+    scene.gate.check(caller, Action.CONSUME, INSIDE)
+    with pytest.raises(PermissionDenied):
+        scene.gate.check(caller, Action.PUBLISH, INSIDE)
+
+
+def test_a_namespace_is_chosen_among_those_of_the_user(scene: Scene, tenant: ApiKey) -> None:
+    identify = scene.gate.identify
+    bearer = f"Bearer {tenant.text}"
+    assert identify(bearer, (), HERE, "east").namespace == "east"
+    assert identify(bearer, (), HERE).namespace == "acme"
+    for namespace in ("rival", "", "acme%"):
+        with pytest.raises(PermissionDenied, match="acme or east"):
+            identify(bearer, (), HERE, namespace)
+    plain = f"Bearer {scene.key('alice').text}"
+    assert identify(plain, (), HERE).namespace == identify(plain, (), HERE, "").namespace == ""
+    with pytest.raises(PermissionDenied, match="none at all"):
+        identify(plain, (), HERE, "acme")
+
+
+def test_superusers_choose_any_or_none(scene: Scene) -> None:
+    scene.user("root", roles=["superuser"])
+    bearer = f"Bearer {scene.key('root').text}"
+    assert scene.gate.may(scene.gate.identify(bearer, (), HERE), Action.DELETE, INSIDE)
+    inside = scene.gate.identify(bearer, (), HERE, "acme")
+    scene.gate.check(inside, Action.DELETE, INSIDE)
+    with pytest.raises(PermissionDenied):
+        scene.gate.check(inside, Action.DELETE, ORDERS)
+    with pytest.raises(IllegalRequest):
+        scene.gate.identify(bearer, (), HERE, "a%b")
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "code"),
+    [
+        (["acme"], None),
+        (["east", "acme"], None),
+        (["east"], PermissionDenied),
+        ([], PermissionDenied),
+    ],
+)
+def test_a_stream_lives_as_long_as_its_namespace_is_its_users(
+    scene: Scene, tenant: ApiKey, namespaces: list[str], code: type[MqError] | None
+) -> None:
+    stream, ended = scene.stream(tenant)
+    scene.user("ann", namespaces=namespaces)
+    assert [type(one) for one in ended] == ([] if code is None else [code])
+    if code is None:
+        assert stream.principal.namespace == "acme"
+
+
+def test_a_stream_with_full_names_ends_when_its_user_gets_a_namespace(scene: Scene) -> None:
+    _, ended = scene.stream(scene.key("alice"))
+    scene.user("alice", namespaces=["acme"])
+    assert [type(one) for one in ended] == [PermissionDenied]
+
+
+@pytest.mark.parametrize("mode", ["off", "observe"])
+def test_lists_stay_inside_also_while_nothing_is_refused(mode: str) -> None:
+    scene = Scene(mode)
+    caller = scene.gate.identify(None, (), HERE, "acme")
+    assert caller.namespace == "acme"
+    assert scene.gate.is_current(caller)
+    assert scene.gate.may(caller, Action.DESCRIBE, INSIDE)
+    assert not scene.gate.may(caller, Action.DESCRIBE, ORDERS)
+    everybody = scene.gate.identify(None, (), HERE)
+    assert scene.gate.may(everybody, Action.DESCRIBE, ORDERS)
