@@ -8,6 +8,7 @@ from mq.broker.security.changes import ChangeRequest, is_own
 from mq.broker.security.gate import Principal
 from mq.broker.state.access import SUPERUSER
 from mq.errors import IllegalRequest, UserNotFound
+from mq.names import namespace_of
 from mq.rpc.context import Context
 from mq.rpc.methods import peer_address
 from mq.wire.v1 import security_pb2 as pb
@@ -83,9 +84,14 @@ class SecurityService:
         if user is None:
             raise UserNotFound(f"there is no user {request.user[:200]!r}")
         action, resource = _question(request)
+        namespaces = tuple(user.namespaces)
+        home = namespace_of(resource.name)
         asked = Principal(
             user.name,
             tuple(user.roles),
+            namespaces,
+            # From inside of one of its namespaces: of the right one, if it has that.
+            namespace=home if home in namespaces else namespaces[0] if namespaces else "",
             address=request.address,
             is_superuser=SUPERUSER in user.roles,
         )

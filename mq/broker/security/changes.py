@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mq import names
 from mq.access import passwords, policies
 from mq.access.secrets import SECRET_BYTES_MAX, SecretBox
 from mq.broker.batched_decider import BatchedDecider, TurnDecision
@@ -52,7 +53,6 @@ _RESERVED = frozenset((BOOTSTRAP_USER, CLUSTER_USER))
 # A user may be called as a certificate is: by a DNS name or a URI.
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,254}")
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
-_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _KEY_ID = re.compile(r"[a-z2-7]{12}")
 _ACCESS_KEY = re.compile(r"(?!password-)[A-Za-z0-9][A-Za-z0-9._@-]{2,127}")
 _DIGEST_BYTES = 32
@@ -233,6 +233,11 @@ class _Draft:
         for name in user.namespaces:
             if self.access.namespace(name) is None:
                 raise IllegalRequest(f"there is no namespace {name[:200]!r}: create it first")
+        if user.namespaces and SUPERUSER in user.roles:
+            raise IllegalRequest(
+                f"user {user.name} cannot be in namespaces and a superuser, who can leave them: "
+                "allow it everything in its namespaces by policies"
+            )
         user.roles[:] = dict.fromkeys(user.roles)
         user.namespaces[:] = dict.fromkeys(user.namespaces)
         self._stamp(user, known)
@@ -333,7 +338,7 @@ class _Draft:
 
     def _check_put_namespace(self, namespace: AccessNamespace) -> None:
         known = self.access.namespace(namespace.name)
-        _check_name("namespace", namespace.name, _NAMESPACE, "letters, digits, _ and -, 63 at most")
+        names.check_namespace(namespace.name)
         if known is None and len(self.access.namespaces) >= NAMESPACES_MAX:
             raise IllegalRequest(f"there are {NAMESPACES_MAX} namespaces: that is all")
         self._stamp(namespace, known)

@@ -160,6 +160,24 @@ async def test_a_question_is_answered_with_the_line_that_decides() -> None:
     assert not (await ask(scene, "CheckAccess", "root", question("bob"))).is_allowed
 
 
+@on_loop
+async def test_a_question_is_about_full_names_and_answered_from_inside_of_the_namespace() -> None:
+    scene = await Scene.begin()
+    await change(
+        scene,
+        "root",
+        namespace("east"),
+        namespace("west"),
+        user("bob", namespaces=["east", "west"]),
+        policy("user:bob", "allow publish topic *"),
+    )
+    for name, is_allowed in [("orders", False), ("east%orders", True), ("west%orders", True)]:
+        request = question("bob")
+        request.name = name
+        found = await ask(scene, "CheckAccess", "root", request)
+        assert found.is_allowed == is_allowed
+
+
 @pytest.mark.parametrize(
     ("caller", "request_", "code"),
     [

@@ -76,6 +76,7 @@ ILLEGAL: list[tuple[AccessChange, type[MqError]]] = [
     (user("a", ""), IllegalRequest),
     (user("a", *(f"r{at}" for at in range(ROLES_OF_USER_MAX + 1))), IllegalRequest),
     (user("a", namespaces=["none"]), IllegalRequest),
+    (user("a", "superuser", namespaces=["n"]), IllegalRequest),
     (user("a", namespaces=["n"] * (NAMESPACES_OF_USER_MAX + 1)), IllegalRequest),
     (user("a", created_at_ms=-1), IllegalRequest),
     (key("nobody"), UserNotFound),
