@@ -84,7 +84,11 @@ def test_without_a_file_no_key_is_that_of_the_cluster() -> None:
     assert not none.accepts(KEY)
 
 
-@pytest.mark.parametrize("text", ["", "no key", f"{KEY.text}\n" * 3, f"{KEY.text}\nno key"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "no key", f"{KEY.text}\n" * 3, f"{KEY.text}\nno key"],
+    ids=["empty", "no key", "three keys", "a key and more"],
+)
 def test_keys_of_another_form_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(IllegalConfig, match="API key") as caught:
         ClusterKeys(write(tmp_path / "cluster", text), lambda: 0.0)
