@@ -62,6 +62,12 @@ __all__ = [
 FILE_VARIABLE = "MQ_CONFIG"
 # Tells the commands that talk to brokers where those are; no option of a node.
 SERVER_VARIABLE = "MQ_SERVER"
+# The same: how to connect, by the names of the arguments of clients; and the profile that says it.
+CLIENT_VARIABLES = {
+    name: f"MQ_{name.upper()}"
+    for name in ("tls", "ca", "cert", "key", "api_key", "api_key_file", "namespace")
+}
+PROFILE_VARIABLE = "MQ_PROFILE"
 # A second name of the option that whoever sets up a container looks for.
 ADMIN_VARIABLE = "MQ_BOOTSTRAP_ADMIN_FILE"
 
@@ -241,7 +247,8 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, Option | None]:
     """The variables that are ours, and the option that each sets; None: it sets none of a node.
     IllegalConfig for one that is not known.
     """
-    by_variable: dict[str, Option | None] = {FILE_VARIABLE: None, SERVER_VARIABLE: None}
+    others_known = FILE_VARIABLE, SERVER_VARIABLE, PROFILE_VARIABLE, *CLIENT_VARIABLES.values()
+    by_variable: dict[str, Option | None] = dict.fromkeys(others_known)
     by_variable |= {option.env: option for option in options()}
     by_variable[ADMIN_VARIABLE] = _catalogue()["auth.bootstrap_admin_file"]
     others = set(of_kubernetes(environ))
@@ -250,7 +257,7 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, Option | None]:
         if variable not in by_variable:
             hint = _nearest(variable, {each: each for each in by_variable})
             raise IllegalConfig(
-                f"unknown variable {variable}{hint} Legal: {FILE_VARIABLE}, {SERVER_VARIABLE}, "
+                f"unknown variable {variable}{hint} Legal: {', '.join(others_known)}, "
                 f"and {_PREFIX}<SECTION>_<KEY> of all that `mq config` prints"
             )
     return {variable: by_variable[variable] for variable in own}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from mq.config import SERVER_VARIABLE, BrokerConfig
+from mq.config import CLIENT_VARIABLES, SERVER_VARIABLE, BrokerConfig
 
 
 def program() -> str:
@@ -21,12 +23,23 @@ def program() -> str:
     return str(found) if near.startswith("..") else near
 
 
-def first_steps(addresses: str, command: str) -> str:
-    """Next steps after starting brokers at these addresses."""
+def security_variables(broker: BrokerConfig) -> dict[str, str]:
+    """The variables by which clients of this broker speak TLS; empty if they need not."""
+    if broker.tls != "required":
+        return {}
+    if broker.tls_ca:
+        return {CLIENT_VARIABLES["ca"]: os.path.abspath(broker.tls_ca)}
+    return {CLIENT_VARIABLES["tls"]: "yes"}
+
+
+def first_steps(addresses: str, command: str, variables: Mapping[str, str] | None = None) -> str:
+    """Next steps after starting brokers at these addresses, for clients with these variables."""
     defaults = BrokerConfig()
     lines = [f"Clients connect to {addresses}. In another terminal:"]
     if addresses != f"{defaults.host}:{defaults.port}":
         lines.append(f"  export {SERVER_VARIABLE}={addresses}")
+    for name, value in (variables or {}).items():
+        lines.append(f"  export {name}={shlex.quote(value)}")
     lines += [
         f"  {command} produce greetings hello",
         f"  {command} consume greetings --follow",

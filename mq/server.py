@@ -349,8 +349,9 @@ class Server:
             entries=store.log.last_index,
             log_bytes=store.log.end_offset - store.log.start_offset,
         )
-        if sys.stderr.isatty() and self._config.broker.tls != "required":
-            sys.stderr.write(hints.first_steps(parts.address, hints.program()))
+        if sys.stderr.isatty():
+            security = hints.security_variables(self._config.broker)
+            sys.stderr.write(hints.first_steps(parts.address, hints.program(), security))
 
     async def _do_housekeeping(self, parts: Parts) -> None:
         """Checkpoints when they are due, retention at its interval, for ever."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ _OF_THE_SHELL = {"COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"
 for _name in list(os.environ):
     if _name in _OF_THE_SHELL or (_name[:3] == "MQ_" and _name != "MQ_MODEL_EXAMPLES"):
         del os.environ[_name]
+# Nor do the profiles of whoever runs them.
+os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir()) / "mq-tests-config")
 
 # Tests start hundreds of processes: each would compile all modules where the shell forbids to keep
 # what was compiled, which takes as long as the rest of its start.

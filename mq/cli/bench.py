@@ -156,7 +156,7 @@ def bench_consume(brokers: Brokers, *, queues: int | None, **asked: Any) -> None
         missing = (load.messages or _MESSAGES) + 1 - found
         if missing > 0:
             with output.meter("sending what is missing", "message", 1000) as show:
-                fill = Load(load.servers, load.topic, load.size_bytes, missing, None)
+                fill = load.plain(missing, None)
                 produce(fill, 1, show)
     with _running(brokers, load, queues, "consuming", has_group=True) as run:
         measured = consume(load, run.group, run.show)
@@ -277,7 +277,9 @@ def _load(
 ) -> Load:
     if messages is None and seconds is None:
         messages = default
-    return Load(brokers.servers, messages=messages, seconds=seconds, **asked)
+    return Load(
+        brokers.servers, messages=messages, seconds=seconds, security=brokers.security, **asked
+    )
 
 
 class _Run(NamedTuple):

@@ -45,7 +45,7 @@ async def _deliver(load: Load, admin: Admin, plain_s: float, show: Show) -> Meas
     expected = await asyncio.to_thread(_end, admin, load.topic) + count
     due_s = time.time() + 2 * plain_s + _REST_S
     async with aio.Producer(
-        load.servers, timeout_s=load.timeout_s, buffer_bytes=_BUFFER_BYTES
+        load.servers, timeout_s=load.timeout_s, buffer_bytes=_BUFFER_BYTES, **load.security
     ) as producer:
         while not await _send_for(producer, load.topic, body, count, due_s, show):
             # They were due before all of them were sent: with more time, again.
@@ -94,8 +94,8 @@ async def _lateness(load: Load, group: str) -> list[float]:
     due_ms: dict[bytes, int] = {}
     late_ms: list[float] = []
     async with (
-        aio.Producer(load.servers, timeout_s=load.timeout_s) as producer,
-        aio.Consumer(load.servers, group, load.topic, start="latest") as consumer,
+        aio.Producer(load.servers, timeout_s=load.timeout_s, **load.security) as producer,
+        aio.Consumer(load.servers, group, load.topic, start="latest", **load.security) as consumer,
     ):
         await _until_ready(producer, consumer, load.topic)
         sending = asyncio.create_task(_send_singles(producer, load.topic, due_ms, Message))

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection as _Pipe
 from multiprocessing.connection import wait as wait_for_any
 from typing import TYPE_CHECKING, Any, cast
@@ -60,6 +60,14 @@ class Load:
     batch: int = 0
     ack: Any = "quorum"
     timeout_s: float = 10.0
+    # The arguments of clients about it.
+    security: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def plain(self, messages: int, seconds: float | None) -> Load:
+        """As many messages of the same size, sent in the usual way."""
+        return Load(
+            self.servers, self.topic, self.size_bytes, messages, seconds, security=self.security
+        )
 
     def is_over(self, count: int, passed_s: float) -> bool:
         return (self.messages is not None and count >= self.messages) or (
@@ -116,6 +124,7 @@ async def _produce(load: Load, show: Show, begin: Callable[[], object]) -> Measu
         ack=load.ack,
         timeout_s=load.timeout_s,
         buffer_bytes=max(_BUFFER_BYTES, 4 * load.size_bytes),
+        **load.security,
     ) as producer:
         # Connected, and its code loaded, before the clock starts.
         await producer.send(load.topic, body)
@@ -292,7 +301,9 @@ async def _consume(load: Load, group: str, show: Show) -> Measured:
     from mq.client import aio  # noqa: PLC0415
 
     measured = Measured()
-    async with aio.Consumer(load.servers, group, load.topic, start="earliest") as consumer:
+    async with aio.Consumer(
+        load.servers, group, load.topic, start="earliest", **load.security
+    ) as consumer:
         # The clock starts with the first messages: joining the group is not measured.
         first = await consumer.poll(1, timeout_s=_START_S)
         if not first:
@@ -334,8 +345,10 @@ async def _measure_latency(
     from mq.client import aio  # noqa: PLC0415
 
     async with (
-        aio.Producer(load.servers, ack=load.ack, timeout_s=load.timeout_s) as producer,
-        aio.Consumer(load.servers, group, load.topic, start="latest") as consumer,
+        aio.Producer(
+            load.servers, ack=load.ack, timeout_s=load.timeout_s, **load.security
+        ) as producer,
+        aio.Consumer(load.servers, group, load.topic, start="latest", **load.security) as consumer,
     ):
         trip = _RoundTrip(load, producer, consumer)
         await trip.warm_up()

@@ -34,7 +34,7 @@ async def _begin(load: Load, group: str) -> None:
     """The group starts behind what is there: it gets what is sent from now on."""
     from mq.client import aio  # noqa: PLC0415
 
-    async with aio.SimpleConsumer(load.servers, group, load.topic) as consumer:
+    async with aio.SimpleConsumer(load.servers, group, load.topic, **load.security) as consumer:
         await consumer.receive(1, wait_s=0)
 
 
@@ -59,7 +59,10 @@ async def _receive(load: Load, group: str, consumers: int, expected: int, show: 
                 left = expected - measured.messages
                 raise Unreachable(f"{left} messages did not come within {_SILENCE_S:g} s")
 
-    members = [aio.SimpleConsumer(load.servers, group, load.topic) for _ in range(consumers)]
+    members = [
+        aio.SimpleConsumer(load.servers, group, load.topic, **load.security)
+        for _ in range(consumers)
+    ]
     try:
         # Connected, and their code loaded, before the clock starts; what comes here counts as well.
         await asyncio.gather(*(_warm_up(one, measured) for one in members))

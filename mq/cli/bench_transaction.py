@@ -22,7 +22,7 @@ _PLAIN_MESSAGES = 50_000
 def measure_transactions(load: Load, parallel: int, show: Show) -> tuple[Measured, Measured]:
     """Half message, local transaction that does nothing, commit; and plain sending."""
     whole = loop.run(_transact(load, parallel, show))
-    plain = Load(load.servers, load.topic, load.size_bytes, _PLAIN_MESSAGES, load.seconds)
+    plain = load.plain(_PLAIN_MESSAGES, load.seconds)
     return whole, produce(plain, 1, lambda _count, _done: None)
 
 
@@ -44,6 +44,7 @@ async def _transact(load: Load, parallel: int, show: Show) -> Measured:
         check,
         timeout_s=load.timeout_s,
         in_flight_max=min(parallel, 64),
+        **load.security,
     ) as producer:
         await producer.send_in_transaction(load.topic, body)  # connected, code loaded
         began_s = time.perf_counter()

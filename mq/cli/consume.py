@@ -165,6 +165,7 @@ def consume_as_member(
             auto_commit=False,
             cache_messages=to.cache_messages,
             cache_bytes=to.cache_bytes,
+            **brokers.security,
         ) as consumer,
     ):
         last_s = time.monotonic()
@@ -225,14 +226,14 @@ def _quiet_missing_topics() -> Iterator[None]:
 
 
 def browse(brokers: Brokers, options: ConsumeOptions, sink: Destination) -> None:
-    _note_unreadable(loop.run(_browse(brokers.servers, options, sink)))
+    _note_unreadable(loop.run(_browse(brokers, options, sink)))
 
 
-async def _browse(servers: str, options: ConsumeOptions, sink: Destination) -> int:
+async def _browse(brokers: Brokers, options: ConsumeOptions, sink: Destination) -> int:
     """Returns how many messages could not be read."""
     from mq.client import aio  # noqa: PLC0415
 
-    async with aio.PullConsumer(servers) as consumer:
+    async with aio.PullConsumer(brokers.servers, **brokers.security) as consumer:
         reader = Reader(consumer, options)
         page: list[ReceivedMessage] = []
         async with contextlib.aclosing(reader.backlog()) as backlog:

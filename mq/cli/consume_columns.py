@@ -139,7 +139,7 @@ def browse(
 ) -> None:
     from mq.client import PullConsumer  # noqa: PLC0415
 
-    with PullConsumer(brokers.servers) as consumer:
+    with PullConsumer(brokers.servers, **brokers.security) as consumer:
         browsing = _Browsing(consumer, options, file, interruption)
         idle_s = options.idle_s or 0.0
         last_s = time.monotonic()

@@ -79,7 +79,7 @@ def recall(brokers: Brokers, topic: str, message_id: str, deliver_at_ms: int) ->
     brokers.check()
     from mq.client import Producer  # noqa: PLC0415
 
-    with Producer(brokers.servers, timeout_s=brokers.timeout_s) as producer:
+    with Producer(brokers.servers, timeout_s=brokers.timeout_s, **brokers.security) as producer:
         producer.recall(topic=topic, message_id=message_id, deliver_at_ms=deliver_at_ms)
     if brokers.as_json:
         output.write_json({"topic": topic, "message_id": message_id, "recalled": True})
@@ -98,7 +98,7 @@ def recall(brokers: Brokers, topic: str, message_id: str, deliver_at_ms: int) ->
     help=f"Stored then or later. {TIME_HELP}",
 )
 @click.option("--until", "end", metavar="TIME", type=PlaceInTime(), help="Stored before that.")
-@with_brokers()
+@with_brokers(taken=["--key"])
 def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Place | None) -> None:
     """Find messages by a key: the newest 64 at most."""
     if begin == "latest" or end == "earliest":
@@ -193,7 +193,7 @@ def _chosen(
 def _found_starts(brokers: Brokers, topic: str, place: Place) -> dict[_Queue, int]:
     from mq.client import PullConsumer  # noqa: PLC0415
 
-    with PullConsumer(brokers.servers) as consumer:
+    with PullConsumer(brokers.servers, **brokers.security) as consumer:
         found = consumer.find_offsets(topic, place)
     return {(queue.broker_set, queue.queue_id): at for queue, at in found.items()}
 

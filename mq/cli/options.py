@@ -15,12 +15,13 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from mq.cli.connection import DEFAULT_SERVER, choose, take_flags, with_connection
 from mq.config import SERVER_VARIABLE, check_variables
 from mq.errors import Unreachable
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mq.client import Admin
     from mq.client.messages import Sql
 
-DEFAULT_SERVER = "127.0.0.1:8081"
 TIMEOUT_S = 5.0
 _CONNECT_S = 2.0
 
@@ -51,6 +51,8 @@ class Brokers:
     servers: str
     timeout_s: float
     as_json: bool
+    # The arguments of clients about it: `Producer(brokers.servers, **brokers.security)`.
+    security: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     # Broker sets that did not answer: what was shown is without what they have.
     missing: set[str] = dataclasses.field(default_factory=set)
 
@@ -66,7 +68,7 @@ class Brokers:
         # Here, so that help and errors of usage do not wait for gRPC.
         from mq.client import Admin  # noqa: PLC0415
 
-        with Admin(self.servers, timeout_s=self.timeout_s) as admin:
+        with Admin(self.servers, timeout_s=self.timeout_s, **self.security) as admin:
             yield admin
 
     def check(self) -> None:
@@ -98,11 +100,15 @@ def trouble_at(server: str) -> str:
 
 
 def with_brokers(
-    timeout_help: str = "Seconds to wait for an answer.", *json_flags: str
+    timeout_help: str = "Seconds to wait for an answer.",
+    *json_flags: str,
+    taken: Collection[str] = (),
 ) -> Callable[[Command], Command]:
-    """Adds --server, --timeout and --json; the command gets them as Brokers, its first argument.
+    """Adds --server, the flags of `with_connection`, --timeout and --json; the command gets them as
+    Brokers, its first argument.
 
-    Without a help, --timeout is left to the command.
+    Without a help, --timeout is left to the command. `taken`: flags of a connection that the
+    command has for something else.
     """
     with_json = click.option(
         "--json", *json_flags, "as_json", is_flag=True, help="Print JSON, for jq."
@@ -119,26 +125,29 @@ def with_brokers(
     with_server = click.option(
         "--server",
         metavar="HOST:PORT,...",
-        envvar=SERVER_VARIABLE,
-        default=DEFAULT_SERVER,
-        callback=_servers,
-        show_default=True,
-        help=f"One or more brokers; also {SERVER_VARIABLE}.",
+        callback=lambda _context, _option, value: value if value is None else _servers(value),
+        help=f"One or more brokers; also {SERVER_VARIABLE}.  [default: {DEFAULT_SERVER}]",
     )
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def called(
-            *args: Any, server: str, as_json: bool, timeout_s: float = TIMEOUT_S, **others: Any
+            *args: Any,
+            server: str | None,
+            as_json: bool,
+            timeout_s: float = TIMEOUT_S,
+            **others: Any,
         ) -> Any:
             check_variables(os.environ)
-            brokers = Brokers(server, timeout_s, as_json)
+            chosen = choose({"server": server, **take_flags(others)}, os.environ)
+            brokers = Brokers(_servers(chosen.servers), timeout_s, as_json, chosen.security)
             result = command(brokers, *args, **others)
             _tell_missing(brokers.missing)
             return result
 
-        chosen = with_json(called)
-        return with_server(with_timeout(chosen) if timeout_help else chosen)
+        made: Command = with_json(called)
+        made = with_connection(taken)(with_timeout(made) if timeout_help else made)
+        return with_server(made)
 
     return add
 
@@ -152,7 +161,7 @@ def _tell_missing(missing: Collection[str]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _servers(_context: click.Context, _option: click.Parameter, value: str) -> str:
+def _servers(value: str) -> str:
     servers = [server.strip() for server in value.split(",") if server.strip()]
     for server in servers:
         host, _, port = server.rpartition(":")

@@ -310,7 +310,7 @@ def send_all(
     show_default=True,
     help="When a message counts as sent.",
 )
-@with_brokers("Seconds in which a message has to be stored.")
+@with_brokers("Seconds in which a message has to be stored.", taken=["--key"])
 def produce(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
     *,
@@ -348,7 +348,9 @@ def produce(  # noqa: PLR0913 - one a flag
     from mq.client import Producer  # noqa: PLC0415
 
     began_s = time.monotonic()
-    with Producer(brokers.servers, ack=ack, timeout_s=brokers.timeout_s) as producer:
+    with Producer(
+        brokers.servers, ack=ack, timeout_s=brokers.timeout_s, **brokers.security
+    ) as producer:
         if bodies:
             lines = from_arguments(bodies, stamp)
             done = send_all(producer, topic, place, lines, None, as_json=brokers.as_json)

@@ -106,7 +106,12 @@ def receive(  # noqa: PLR0913 - one a flag
     from mq.client import SimpleConsumer  # noqa: PLC0415
 
     consumer = SimpleConsumer(
-        brokers.servers, group, dict.fromkeys(topics, wanted), start=place, is_ordered=is_ordered
+        brokers.servers,
+        group,
+        dict.fromkeys(topics, wanted),
+        start=place,
+        is_ordered=is_ordered,
+        **brokers.security,
     )
     with consumer, click.open_file("-", "wb") as file:
         sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)

@@ -80,7 +80,7 @@ def list_users(brokers: Brokers, role: str | None, broker_set: str) -> None:
 @_with_namespaces
 @with_password
 @with_password_file
-@with_brokers()
+@with_brokers(taken=["--namespace"])
 def create(
     brokers: Brokers,
     name: str,
@@ -159,7 +159,7 @@ def describe(brokers: Brokers, name: str, broker_set: str) -> None:
 @with_password
 @with_password_file
 @click.option("--no-password", is_flag=True, help="It has no password any more.")
-@with_brokers()
+@with_brokers(taken=["--namespace"])
 def alter(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
     name: str,

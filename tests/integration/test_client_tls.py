@@ -163,7 +163,7 @@ def test_the_health_check_speaks_tls(broker: BrokerProcess, files: Files) -> Non
     assert json.loads(done.stdout) == {"is_healthy": True, "status": "SERVING"}
     done = checked()
     assert done.returncode == 1
-    assert "does it want TLS (--ca)?" in done.stderr
+    assert "does it want TLS (--tls, --ca)?" in done.stderr
 
 
 def test_broker_sets_greet_each_other(tmp_path: Path, files: Files) -> None:

@@ -105,12 +105,9 @@ def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
         # By something between the client and the broker.
         return kind(f"{address}: {failure.details()}")
     if _SPEAKS_PLAINTEXT in (failure.details() or ""):
-        return WrongTransport(
-            f"the broker at {address} does not speak TLS: leave out tls, ca and cert (--tls, --ca, "
-            "--cert)"
-        )
+        return WrongTransport(f"the broker at {address} does not speak TLS: {_NO_TLS}")
     if failure.code() in _NOT_REACHED:
-        return Unreachable(f"{address}: {_reason(failure)}")
+        return Unreachable(f"{address}: {reason_of(failure.code(), failure.details() or '')}")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Internal(
             f"{address} does not know what it was asked for: it is no broker of mq, or one of an "
@@ -126,18 +123,18 @@ def closes_at_once(failure: grpc.aio.AioRpcError) -> bool:
     return _CLOSES_AT_ONCE in (failure.details() or "")
 
 
-def _reason(failure: grpc.aio.AioRpcError) -> str:
-    """In a few plain words, if gRPC's own are known; otherwise those."""
-    details = failure.details() or ""
+def reason_of(code: grpc.StatusCode, details: str) -> str:
+    """Why there is no answer, in a few plain words, if gRPC's own are known; otherwise those."""
     for part, words in _REASONS:
         if part in details:
             return words
-    if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
-    return f"{failure.code().name}, {details}"
+    return f"{code.name}, {details}"
 
 
 _SPEAKS_PLAINTEXT = "WRONG_VERSION_NUMBER"
+_NO_TLS = "leave out tls, ca and cert (--tls, --ca, --cert)"
 _CLOSES_AT_ONCE = "failed to connect to all addresses; last error: UNAVAILABLE"
 _CLIENT_PORT = "clients want the port of --port, 8081 by default"
 _WANTS_MORE = "one that wants TLS (tls=True, --tls) or a certificate (cert, --cert) of clients"
@@ -162,6 +159,7 @@ _REASONS = (
         "before receiving SETTINGS frame",
         f"it takes connections and says nothing: frozen, or no broker; {_CLIENT_PORT}",
     ),
+    (_SPEAKS_PLAINTEXT, f"it does not speak TLS: {_NO_TLS}"),
     ("Hostname Verification Check failed", _OTHER_NAME),
     ("certificate has expired", "its certificate has expired"),
     ("certificate is not yet valid", "its certificate is not valid yet: is a clock wrong?"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -83,9 +83,9 @@ class Runs:
         return writer.trigger(processingTime=f"{round(self.every_s * 1000)} milliseconds").start()
 
 
-def with_pipeline(command: Command) -> Command:
-    """Adds --server, --json, --master and --conf; the command gets them as Pipeline, its first
-    argument.
+def with_pipeline(command: Command, taken: Collection[str] = ()) -> Command:
+    """Adds the flags of `with_brokers`, --master and --conf; the command gets them as Pipeline, its
+    first argument. `taken`: flags of a connection that the command has for something else.
     """
     with_conf = click.option(
         "--conf",
@@ -109,7 +109,7 @@ def with_pipeline(command: Command) -> Command:
         _check_packages()
         return command(Pipeline(brokers, master, conf), *args, **others)
 
-    return with_brokers("")(with_master(with_conf(called)))
+    return with_brokers("", taken=taken)(with_master(with_conf(called)))
 
 
 def _check_packages() -> None:

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from mq.cli import connection
 from mq.cli import main as cli
-from mq.cli import options
 from mq.cli.options import Brokers, PlaceInTime, confirm, filter_of, with_brokers
 from mq.client.messages import Sql
 from mq.config import BrokerConfig
@@ -184,4 +184,4 @@ def test_yes_skips_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_is_where_a_plain_server_listens() -> None:
-    assert f"{BrokerConfig().host}:{BrokerConfig().port}" == options.DEFAULT_SERVER
+    assert f"{BrokerConfig().host}:{BrokerConfig().port}" == connection.DEFAULT_SERVER

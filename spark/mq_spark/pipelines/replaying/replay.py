@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import logging
 import re
 import secrets
@@ -298,7 +299,7 @@ class Speed(click.ParamType[float]):
     "--plain", "is_plain", is_flag=True, help=f"Without the properties {PROPERTIES[0]}, ..."
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="Count what would be sent.")
-@with_pipeline
+@functools.partial(with_pipeline, taken=["--key"])
 def replay(  # noqa: PLR0913 - one a flag
     pipeline: Pipeline,
     *,
