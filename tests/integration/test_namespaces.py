@@ -4,10 +4,12 @@ method and any client.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mq.client import Admin, Consumer, Nack, Producer, PullConsumer, PushConsumer
+from mq.errors import PermissionDenied
 from mq.wire.v1.consumer_pb2 import (
     MODE_CLUSTERING,
     START_EARLIEST,
@@ -23,6 +25,7 @@ from mq.wire.v1.transaction_pb2 import RESOLUTION_COMMIT, RESOLUTION_ROLLBACK
 from tests.conformance.calls import Calls, code_of, plain, prepared, until
 from tests.conformance.streams import PublishStream, SubscribeStream
 from tests.conformance.test_transactions import TransactStream
+from tests.integration.test_client_security import KINDS
 from tests.support.tenants import Tenants, tenants_broker
 
 if TYPE_CHECKING:
@@ -215,16 +218,16 @@ def test_what_one_has_received_another_cannot_acknowledge(ann: Calls, ben: Calls
     for tenant in (ann, ben):
         tenant.create("received", queues=1)
         tenant.send("received", b"x")
-    wanted = {"group": "g", "topic": "received", "start_position": START_EARLIEST}
+    wanted = {"group": "receivers", "topic": "received", "start_position": START_EARLIEST}
     (run,) = ann("Receive", **wanted).runs
     (own,) = ben("Receive", **wanted).runs
     assert (run.topic, own.topic) == ("received", "received")
     for method in ("Ack", "Nack", "ChangeInvisible"):
         extra = {"invisible_ms": 10_000} if method == "ChangeInvisible" else {}
-        answer = ben(method, group="g", handles=[Handle(lease=run.lease)], **extra)
+        answer = ben(method, group="receivers", handles=[Handle(lease=run.lease)], **extra)
         assert [Code.Name(one) for one in answer.codes] == ["ILLEGAL_HANDLE"]
     for tenant, lease in ((ann, run.lease), (ben, own.lease)):
-        answer = tenant("Ack", group="g", handles=[Handle(lease=lease)])
+        answer = tenant("Ack", group="receivers", handles=[Handle(lease=lease)])
         assert [Code.Name(one) for one in answer.codes] == ["SEND_OK"]
 
 
@@ -317,3 +320,78 @@ def test_a_user_that_loses_its_namespace_loses_its_streams(tenants: Tenants) -> 
         _, refusal = stream.refusal(timeout_s=10)
     assert refusal.code == "PERMISSION_DENIED"
     assert "passing%watched" in topics_of(calls)  # by policies alone
+
+
+# -- clients --------------------------------------------------------------------------------------
+
+
+def given(tenants: Tenants, user: str, **more: Any) -> dict[str, Any]:
+    """The arguments of any client."""
+    return {"servers": tenants.broker.address, "api_key": tenants.keys[user], **more}
+
+
+def test_every_kind_of_client_works_in_its_namespace_with_plain_names(tenants: Tenants) -> None:
+    for act in KINDS:
+        for user in ("ann", "ben"):
+            with Producer(**given(tenants, user)) as producer:
+                producer.send("t", f"of {user}".encode())
+            act(given(tenants, user))
+    with PullConsumer(**given(tenants, "ann")) as consumer:
+        found = {
+            one.body for ref in consumer.queues("t") for one in consumer.pull(*ref[:2], 0).messages
+        }
+    assert b"of ann" in found
+    assert b"of ben" not in found
+
+
+def test_a_consumer_gets_what_failed_again_and_then_it_is_a_dead_letter(tenants: Tenants) -> None:
+    seen: list[tuple[str, int, bytes]] = []
+
+    def fail(message: Any) -> None:
+        seen.append((message.topic, message.attempt, message.body))
+        raise Nack(delay_s=0)
+
+    for user in ("ann", "ben"):
+        with Admin(**given(tenants, user)) as admin, Producer(**given(tenants, user)) as producer:
+            admin.create_topic("failing")
+            admin.alter_group("failers", retries_max=1)
+            producer.send("failing", user.encode())
+    with (
+        Admin(**given(tenants, "ann")) as admin,
+        PushConsumer(
+            group="failers",
+            subscriptions="failing",
+            handler=fail,
+            start="earliest",
+            **given(tenants, "ann"),
+        ),
+    ):
+        until(admin.count_dead_letters, "it has failed twice")
+        letters = admin.list_dead_letters("failers").messages
+        assert [one.message.origin.topic for one in letters] == ["failing"]
+        assert {one.info.topic for one in admin.list_topics(include_internal=True)} >= {
+            "failing",
+            "%RETRY%failers",
+            "%DLQ%failers",
+        }
+    assert seen == [("failing", 1, b"ann"), ("failing", 2, b"ann")]
+    with Admin(**given(tenants, "ben")) as admin:
+        assert not admin.count_dead_letters()
+
+
+def test_a_client_says_which_namespace(tenants: Tenants) -> None:
+    for namespace in ("east", "west"):
+        with Producer(**given(tenants, "tom", namespace=namespace)) as producer:
+            producer.send("spoken", namespace.encode())
+    with Consumer(
+        group="g",
+        subscriptions="spoken",
+        start="earliest",
+        **given(tenants, "tom", namespace="west"),
+    ) as consumer:
+        assert [one.body for one in consumer.poll(timeout_s=20)] == [b"west"]
+    with (
+        pytest.raises(PermissionDenied, match="east or west"),
+        Producer(**given(tenants, "tom", namespace="acme")) as producer,
+    ):
+        producer.send("spoken", b"x")
