@@ -3,7 +3,8 @@ of its own.
 
 Python on both transports and Go over TLS run every test. Java and Node.js are here for their
 HTTP/2: they run the tests marked `every_client`, each with the property of the transport that it
-shows, and the others with `--every-client` (`make conformance`).
+shows, and the others with `--every-client` (`make conformance`). So does a client in a namespace,
+for which nothing may be different but what is of the whole cluster.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.conformance.streams import SubscribeStream
 from tests.support.broker_process import BrokerProcess
 from tests.support.certificates import Authority, Files
 from tests.support.foreign import ForeignChannel, programs
+from tests.support.namespaced import in_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,11 +37,37 @@ class Ends(NamedTuple):
 
     transport: str
     client: str
+    # plain, tls, or namespace: plain, with local names.
     security: str = "plain"
 
 
 ENDS = [Ends("grpcio", "python"), Ends("mq", "python"), Ends("mq", "go", "tls")]
-MORE_ENDS = [Ends("mq", "java"), Ends("mq", "node")]
+NAMESPACE_ENDS = Ends("mq", "python", "namespace")
+MORE_ENDS = [Ends("mq", "java"), Ends("mq", "node"), NAMESPACE_ENDS]
+# About brokers, their log and topics of their own, or the longest names: not for local names.
+OF_THE_CLUSTER = frozenset(
+    f"test_{name}"
+    for name in (
+        "a_bad_batch_fails_alone",
+        "a_bad_commit_is_refused_as_a_whole",
+        "a_bad_request_is_refused_by_name_and_changes_nothing",
+        "a_bad_send_is_refused_by_name_and_changes_nothing",
+        "a_bad_start_is_refused_by_name_and_nothing_begins",
+        "a_client_that_does_not_read_its_answers_is_not_read_either",
+        "a_greeting_is_answered_with_the_set_and_its_topics",
+        "an_illegal_greeting_is_refused",
+        "bad_requests_are_refused_by_name",
+        "behind_the_end_of_the_log_there_is_nothing",
+        "delay_lanes_cannot_be_read_or_written",
+        "every_legal_name_and_number_of_queues_is_taken",
+        "halves_that_make_no_sense_are_refused_and_the_stream_goes_on",
+        "sets_are_added_changed_and_removed",
+        "sets_that_never_answered_are_in_no_route",
+        "the_log_is_read_in_pieces_that_join",
+        "topics_come_again_only_when_they_have_changed",
+        "without_an_answer_it_is_kept_in_the_give_up_topic",
+    )
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,6 +75,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marked = metafunc.definition.get_closest_marker("every_client") is not None
         is_for_all = marked or metafunc.config.getoption("every_client")
         chosen = [*ENDS, *MORE_ENDS] if is_for_all else ENDS
+        if metafunc.function.__name__ in OF_THE_CLUSTER:
+            chosen = [one for one in chosen if one != NAMESPACE_ENDS]
         parameters = [*map(_parameter, chosen)]
         metafunc.parametrize("ends", parameters, indirect=True, scope="session")
 
@@ -75,6 +105,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture(scope="session")
 def connect(ends: Ends, certificate: Files) -> Callable[[str], grpc.Channel]:
     """Opens a channel to an address, on a connection of its own."""
+    if ends == NAMESPACE_ENDS:
+        return lambda address: in_namespace(
+            grpc.insecure_channel(address, options=OWN_CONNECTION), "acme"
+        )
     if ends.client == "python":
         return lambda address: grpc.insecure_channel(address, options=OWN_CONNECTION)
     command = programs.command(ends.client)
