@@ -52,7 +52,7 @@ from mq.wire.v1 import (
 
 HEADER: Final = "mq-namespace"
 # Fields of a message that are walked in one turn of the loop; longer ones go to a thread.
-_TURN_FIELDS_MAX: Final = 4_000
+_TURN_FIELDS_MAX: Final = 2_000
 # No message of ours is nested deeper, but a client can send one.
 _DEPTH_MAX: Final = 16
 # Longer ones are not legal, and must not get into the caches.

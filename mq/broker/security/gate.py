@@ -180,15 +180,20 @@ class Gate:
         )
 
     def _enter_namespace(self, principal: Principal, namespace: str | None) -> None:
-        """Chooses the namespace of a principal that is not in use yet. Raises PermissionDenied."""
+        """Chooses the namespace of a principal that is not in use yet. Raises PermissionDenied, or
+        IllegalRequest if there can be no such namespace.
+        """
         allowed = principal.namespaces or ("",)
         principal.namespace = allowed[0] if namespace is None else namespace
         if principal.namespace in allowed:
             return
-        if principal.is_superuser and not principal.namespaces:
-            # One who may do everything may look at it from inside of any namespace.
+        # One who may do everything may look at it from inside of any namespace.
+        if not principal.is_superuser or principal.namespaces:
+            self._deny_namespace(principal)
+        if principal.namespace:
             names.check_namespace(principal.namespace)
-            return
+
+    def _deny_namespace(self, principal: Principal) -> None:
         who = f"user {principal.user}" if principal.user else "an anonymous caller"
         error = PermissionDenied(
             f"{who} may not use namespace {principal.namespace[:200]!r}, but "

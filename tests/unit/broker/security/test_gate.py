@@ -335,3 +335,5 @@ def test_lists_stay_inside_also_while_nothing_is_refused(mode: str) -> None:
     assert not scene.gate.may(caller, Action.DESCRIBE, ORDERS)
     everybody = scene.gate.identify(None, (), HERE)
     assert scene.gate.may(everybody, Action.DESCRIBE, ORDERS)
+    with pytest.raises(IllegalRequest):
+        scene.gate.identify(None, (), HERE, "a%b")
