@@ -59,8 +59,9 @@ def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | No
     descriptor = None if file is None else _new_file(file)
     try:
         with brokers.admin() as admin:
-            made = admin.create_key(name, expires_at_ms=expires_at_ms)
+            # Before: the key of the first superuser ends the token that this may be done with.
             where = "" if brokers.as_json else in_sets(admin)
+            made = admin.create_key(name, expires_at_ms=expires_at_ms)
     except BaseException:
         if file is not None and descriptor is not None:
             os.close(descriptor)

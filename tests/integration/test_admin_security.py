@@ -17,36 +17,25 @@ from mq.errors import (
     UserNotFound,
 )
 from mq.wire.v1 import security_pb2 as pb
-from tests.support.broker_process import BrokerProcess
+from tests.support.secured_broker import SecuredBroker
 
 WORD = "correct horse"
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with SecuredBroker(tmp_path_factory.mktemp("broker")) as process:
         yield process
 
 
-@pytest.fixture(scope="module")
-def root_key(broker: BrokerProcess) -> str:
-    """Of a superuser, from whose creation on the broker wants to know its callers."""
-    with Admin(broker.address) as admin:
-        admin.create_user("root", roles=["superuser"])
-        made = admin.create_key("root")
-    broker.stop()
-    broker.start("--auth-mode", "required")
-    return made.text
-
-
 @pytest.fixture
-def root(broker: BrokerProcess, root_key: str) -> Iterator[Admin]:
-    with Admin(broker.address, api_key=root_key) as made:
+def root(broker: SecuredBroker) -> Iterator[Admin]:
+    with Admin(broker.address, api_key=broker.root) as made:
         yield made
 
 
-def test_a_caller_is_known_by_its_key(broker: BrokerProcess, root: Admin) -> None:
+def test_a_caller_is_known_by_its_key(broker: SecuredBroker, root: Admin) -> None:
     [known] = root.who_am_i().values()
     assert (known.user, list(known.roles), known.auth_mode) == ("root", ["superuser"], "required")
     assert known.address == "127.0.0.1"
@@ -55,7 +44,7 @@ def test_a_caller_is_known_by_its_key(broker: BrokerProcess, root: Admin) -> Non
 
 
 def test_a_password_is_exchanged_for_a_key_that_a_logout_revokes(
-    broker: BrokerProcess, root: Admin
+    broker: SecuredBroker, root: Admin
 ) -> None:
     root.create_user("alice", password=WORD)
     with Admin(broker.address) as nobody:
@@ -76,7 +65,7 @@ def test_a_password_is_exchanged_for_a_key_that_a_logout_revokes(
     root.delete_user("alice")
 
 
-def test_users_see_and_change_what_is_their_own(broker: BrokerProcess, root: Admin) -> None:
+def test_users_see_and_change_what_is_their_own(broker: SecuredBroker, root: Admin) -> None:
     root.create_user("bob", roles=["app"])
     root.add_policy("role:app", "allow publish topic orders-*")
     root.add_policy("role:other", "deny publish topic *")
@@ -109,7 +98,7 @@ def test_users_see_and_change_what_is_their_own(broker: BrokerProcess, root: Adm
     root.delete_user("bob")
 
 
-def test_a_disabled_user_is_refused_until_it_is_enabled(broker: BrokerProcess, root: Admin) -> None:
+def test_a_disabled_user_is_refused_until_it_is_enabled(broker: SecuredBroker, root: Admin) -> None:
     root.create_user("carol")
     key = root.create_key("carol")
     with Admin(broker.address, api_key=key.text) as carol:
@@ -133,9 +122,9 @@ def test_the_last_superuser_stays(root: Admin) -> None:
             change()
 
 
-def test_the_same_with_asyncio(broker: BrokerProcess, root_key: str) -> None:
+def test_the_same_with_asyncio(broker: SecuredBroker) -> None:
     async def scenario() -> None:
-        async with aio.Admin(broker.address, api_key=root_key) as admin:
+        async with aio.Admin(broker.address, api_key=broker.root) as admin:
             await admin.create_namespace("shop")
             await admin.create_user("dave", namespaces=["shop"], password=WORD)
             await admin.set_quota(pb.Quota(subject="namespace:shop", topics=5))

@@ -14,6 +14,7 @@ import pytest
 
 from mq.access import keys
 from tests.support.broker_process import BrokerProcess
+from tests.support.secured_broker import SecuredBroker
 from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ DEADLINE_S = 60
 class Program:
     """`mq` on a terminal of 80 columns."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, **variables: str) -> None:
         kept = {name: value for name, value in os.environ.items() if name[:3] != "MQ_"}
-        self.environment = {**kept, "MQ_SERVER": server, "COLUMNS": "80"}
+        self.environment = {**kept, "MQ_SERVER": server, **variables, "COLUMNS": "80"}
 
     def run(
         self, *arguments: str, exit_code: int = 0, stdin: bytes = b""
@@ -55,8 +56,8 @@ class Program:
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
-        yield Program(broker.address)
+    with SecuredBroker(tmp_path_factory.mktemp("broker")) as broker:
+        yield Program(broker.address, MQ_API_KEY_FILE=str(broker.root_file))
 
 
 def test_a_user_from_its_creation_to_its_end(mq: Program, tmp_path: Path) -> None:
@@ -150,7 +151,10 @@ def test_every_change_is_in_the_audit_trail_without_its_secret(mq: Program) -> N
     assert "0 records" in mq("audit", "--user", "nobody-else")
 
 
-def test_nobody_is_known_while_authentication_is_off(mq: Program) -> None:
-    assert "everybody may do everything" in mq("whoami")
-    [known] = mq.json("whoami").values()
-    assert (known["user"], known["auth_mode"]) == ("", "off")
+def test_nobody_is_known_while_authentication_is_off(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        mq = Program(broker.address)
+        assert "everybody may do everything" in mq("whoami")
+        [known] = mq.json("whoami").values()
+        assert (known["user"], known["auth_mode"]) == ("", "off")
+        assert "auth.mode is off" in mq.refused("user", "create", "mallory")

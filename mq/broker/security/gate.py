@@ -319,10 +319,12 @@ class Gate:
             for need in needs:
                 self.check(principal, *need)
 
-    def check_superuser(self, principal: Principal, what: str) -> None:
+    def check_superuser(self, principal: Principal, what: str, *, always: bool = False) -> None:
+        """`always`: also while it only observes."""
         is_mending = principal.is_broker and what == LOG_AREA
         if not principal.is_superuser and not is_mending:
-            self.deny(principal, (Action.DESCRIBE, Resource(Kind.CLUSTER, what)), None)
+            resource = Resource(Kind.CLUSTER, what)
+            self.deny(principal, (Action.DESCRIBE, resource), None, always=always)
 
     def check_publish(self, principal: Principal, topic: str, *, is_new: bool) -> None:
         """Of a batch. `is_new`: there is no such topic, and it would be created."""
@@ -337,7 +339,9 @@ class Gate:
                 principal.publishes.clear()
             principal.publishes.add(topic)
 
-    def deny(self, principal: Principal, need: Need, ruling: Ruling | None) -> None:
+    def deny(
+        self, principal: Principal, need: Need, ruling: Ruling | None, *, always: bool = False
+    ) -> None:
         """Raises PermissionDenied, or only tells of it."""
         action, resource = need
         who = f"user {principal.user}" if principal.user else "an anonymous caller"
@@ -350,7 +354,8 @@ class Gate:
             reason = f"no policy allows {who} to {action} {resource}"
         else:
             reason = f"{who} may not {action} {resource}: {ruling.subject} has {ruling.policy}"
-        self._deny(Denial(principal, need, reason, self._is_enforced), PermissionDenied(reason))
+        is_enforced = always or self._is_enforced
+        self._deny(Denial(principal, need, reason, is_enforced), PermissionDenied(reason))
 
     def _deny(self, denial: Denial, error: MqError) -> None:
         self._tell(denial)

@@ -99,8 +99,8 @@ class Scene:
     keys.
     """
 
-    def __init__(self) -> None:
-        self.node = Node(auth="required")
+    def __init__(self, mode: str = "required") -> None:
+        self.node = Node(auth=mode)
         self.keys: dict[str, str] = {}
         control = Control(self.node.broker, cast("Any", None), cast("Any", None))
         self.rules = Rules(self.node.broker)
@@ -116,8 +116,8 @@ class Scene:
         )
 
     @classmethod
-    async def begin(cls) -> Scene:
-        scene = cls()
+    async def begin(cls, mode: str = "required") -> Scene:
+        scene = cls(mode)
         await scene.user("root", roles=["superuser"])
         await scene.user("alice")
         await scene.node.topic("orders")

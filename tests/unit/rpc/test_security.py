@@ -193,3 +193,24 @@ async def test_a_question_that_makes_no_sense_is_refused(
 ) -> None:
     scene = await Scene.begin()
     assert await ask(scene, "CheckAccess", caller, request_) == code
+
+
+@on_loop
+async def test_while_the_gate_observes_a_stranger_makes_no_users_all_the_same() -> None:
+    for mode in ("observe", "off"):
+        scene = await Scene.begin(mode)
+        change = pb.AccessChange(put_user=pb.User(name="mallory", roles=["superuser"]))
+        request = pb.ChangeAccessRequest(changes=[change])
+        for caller in ("", "alice"):
+            assert await ask(scene, "ChangeAccess", caller, request) == "PERMISSION_DENIED"
+        assert scene.node.broker.state.access.user("mallory") is None
+
+
+@on_loop
+async def test_while_the_gate_observes_superusers_prepare_what_will_hold() -> None:
+    scene = await Scene.begin("observe")
+    change = pb.AccessChange(put_user=pb.User(name="bob"))
+    answer = await ask(scene, "ChangeAccess", "root", pb.ChangeAccessRequest(changes=[change]))
+    assert answer.version
+    seen = await ask(scene, "DescribeAccess", "", pb.DescribeAccessRequest())
+    assert not seen.state.users
