@@ -15,6 +15,7 @@ SERVICES = [
     "ClusterService",
     "ConsumerService",
     "ProducerService",
+    "SecurityService",
     "TransactionService",
 ]
 # Unknown to the message, legal for protobuf: a field of a later version.
@@ -28,7 +29,7 @@ def raw_error(channel: grpc.Channel, path: str, data: bytes) -> grpc.RpcError:
 
 
 def test_the_suite_knows_every_method() -> None:
-    assert len(UNARY) + len(STREAMS) == len(METHODS) == 48
+    assert len(UNARY) + len(STREAMS) == len(METHODS) == 53
 
 
 @pytest.mark.parametrize("method", UNARY)

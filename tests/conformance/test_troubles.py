@@ -42,6 +42,7 @@ ANYWHERE = {
     "AdminService/SetConfig",
     "ClusterService/Greet",
     "ClusterService/Route",
+    "SecurityService/WhoAmI",
 }
 SEND_TIMEOUT_MS = 500
 

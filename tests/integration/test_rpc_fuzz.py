@@ -21,8 +21,10 @@ from mq.wire.v1 import (
     consumer_pb2,
     message_pb2,
     producer_pb2,
+    security_pb2,
     transaction_pb2,
 )
+from mq.wire.v1.security_pb2 import AccessChange
 from tests.conformance.calls import (
     CHANNEL_OPTIONS,
     STREAMS,
@@ -37,6 +39,7 @@ from tests.conformance.calls import (
 )
 from tests.support.broker_process import BrokerProcess
 from tests.support.raft_cluster import free_port
+from tests.support.secured_broker import SecuredBroker
 from tests.support.wire_fuzz import fill, mutate
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ WANTED = consumer_pb2.Subscription(topic=TOPIC, filter=consumer_pb2.Filter(sql="
 MESSAGE = message_pb2.Message(body=b"body", tag="a", keys=["k"], properties={"a": "1"})
 AT_TIME = consumer_pb2.OFFSET_AT_TIME
 HANDLE = consumer_pb2.Handle(lease=b"12345678", queue_offset=1, count=2)
+LINE = "allow publish,describe topic orders-* from 10.0.0.0/8"
 # An address without a server.
 OTHER_SET = cluster_pb2.PeerSet(name="set-9", addresses=["127.0.0.1:1", "localhost:2"])
 GOOD: dict[str, Message] = {
@@ -164,6 +168,23 @@ GOOD: dict[str, Message] = {
     "ProducerService/Publish": publish_request(
         1, prepared(TOPIC, messages=[MESSAGE, MESSAGE], producer_id="p", sequence=3)
     ),
+    "SecurityService/ChangeAccess": security_pb2.ChangeAccessRequest(
+        changes=[
+            AccessChange(put_user=security_pb2.User(name=MEMBER, roles=["r"])),
+            AccessChange(put_policy=security_pb2.AccessPolicy(subject="role:r", line=LINE)),
+            AccessChange(put_quota=security_pb2.Quota(subject="default", streams=9_000)),
+            AccessChange(put_namespace=security_pb2.AccessNamespace(name="ns")),
+            AccessChange(drop_credential="abc"),
+        ]
+    ),
+    "SecurityService/CheckAccess": security_pb2.CheckAccessRequest(
+        user="root", action="publish", kind="topic", name=TOPIC, address="10.0.0.1"
+    ),
+    "SecurityService/DescribeAccess": security_pb2.DescribeAccessRequest(),
+    "SecurityService/Login": security_pb2.LoginRequest(
+        user="root", password="x" * 12, key_id="abcdefghijkl", key_digest=b"d" * 32
+    ),
+    "SecurityService/WhoAmI": security_pb2.WhoAmIRequest(),
     "TransactionService/EndTransaction": transaction_pb2.EndTransactionRequest(
         transaction_id="set-0:150", resolution=transaction_pb2.RESOLUTION_COMMIT
     ),
@@ -185,10 +206,11 @@ def raft_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, raft_port: int) -> Iterator[BrokerProcess]:
+def broker(tmp_path_factory: pytest.TempPathFactory, raft_port: int) -> Iterator[SecuredBroker]:
+    """It admits all, and is changed by root alone."""
     flags = ["--raft-listen", f"127.0.0.1:{raft_port}", "--store-segment-bytes", "1MiB"]
     flags += ["--store-checkpoint-log-bytes", "256KiB", "--broker-member-expires-ms", "2s"]
-    with BrokerProcess(tmp_path_factory.mktemp("fuzz") / "data", *flags) as process:
+    with SecuredBroker(tmp_path_factory.mktemp("fuzz"), *flags, mode="observe") as process:
         yield process
 
 
@@ -253,12 +275,14 @@ def test_every_method_is_fuzzed() -> None:
 
 
 @pytest.mark.parametrize("method", UNARY)
-def test_no_request_harms_the_broker(calls: Calls, method: str) -> None:
+def test_no_request_harms_the_broker(broker: SecuredBroker, calls: Calls, method: str) -> None:
     call = calls.channel.unary_unary(path_of(method))
     sent = requests(method)
+    is_root = "SecurityService" in method
+    metadata = [("authorization", f"Bearer {broker.root}")] if is_root else []
     for start in range(0, len(sent), AT_ONCE):
         waiting = [
-            (data, call.future(data, timeout=TIMEOUT_S if waits(method) else 20))
+            (data, call.future(data, timeout=TIMEOUT_S if waits(method) else 20, metadata=metadata))
             for data in sent[start : start + AT_ONCE]
         ]
         for data, future in waiting:

@@ -42,12 +42,16 @@ class Call:
     """A client that reads all that it gets, or nothing while it has no room."""
 
     def __init__(self) -> None:
+        self.caller = EVERYBODY
         self.written: list[bytes] = []
         self.room = asyncio.Event()
         self.room.set()
         self.is_gone = False
         self._is_offered = False
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:50000"
 
     def send(self, *requests: TransactRequest) -> None:
         """All of them at once."""
