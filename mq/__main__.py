@@ -33,6 +33,8 @@ _COMMANDS = (
     Later("policy", "mq.cli.policies:policy", "List, add, remove, check policies."),
     Later("quota", "mq.cli.quotas:quota", "List, set, remove quotas of users and namespaces."),
     Later("namespace", "mq.cli.namespaces:namespace", "List, create, delete namespaces."),
+    Later("login", "mq.cli.login:login", "Exchange a password for a key of some hours."),
+    Later("logout", "mq.cli.login:logout", "End the session that a login has begun."),
     Later("whoami", "mq.cli.login:whoami", "Say who the brokers take you for."),
     Later("audit", "mq.cli.audit:audit", "Show who changed what, and who was refused."),
     Later("health", "mq.cli.health:health", "Say whether one broker is up."),

@@ -82,7 +82,9 @@ def day(at_ms: int) -> str:
 
 
 def in_sets(admin: Admin) -> str:
-    """Where a change was made, if there are several sets: each has a log of its own."""
+    """Where a change will be made, if there are several sets: each has a log of its own. To be
+    asked before: after a change, the caller itself may be known no more.
+    """
     names = [one.name for one in admin.route().broker_sets]
     return f" in {', '.join(names)}" if len(names) > 1 else ""
 

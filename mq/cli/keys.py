@@ -59,7 +59,6 @@ def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | No
     descriptor = None if file is None else _new_file(file)
     try:
         with brokers.admin() as admin:
-            # Before: the key of the first superuser ends the token that this may be done with.
             where = "" if brokers.as_json else in_sets(admin)
             made = admin.create_key(name, expires_at_ms=expires_at_ms)
     except BaseException:
@@ -91,8 +90,8 @@ def create_access_key(brokers: Brokers, name: str) -> None:
     use TLS. It is shown this once.
     """
     with brokers.admin() as admin:
-        made = admin.create_access_key(name)
         where = "" if brokers.as_json else in_sets(admin)
+        made = admin.create_access_key(name)
     if brokers.as_json:
         output.write_json({"access_key": made.id, "secret_key": made.secret, "user": name})
         return
@@ -135,8 +134,8 @@ def revoke(brokers: Brokers, key_id: str, *, is_sure: bool) -> None:
         key_id = key_id.removeprefix("mqk_").partition("_")[0]
     confirm(f"Revoke key {key_id}?", is_sure=is_sure)
     with brokers.admin() as admin:
-        admin.revoke_key(key_id)
         where = "" if brokers.as_json else in_sets(admin)
+        admin.revoke_key(key_id)
     if brokers.as_json:
         output.write_json({"id": key_id, "is_revoked": True})
     else:

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from mq import config as configuration
-from mq.errors import IllegalConfig, MqError
+from mq.errors import IllegalConfig, MqError, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mq.config import Config, Option
 
 _HARD_SPACE = "\N{NO-BREAK SPACE}"  # keeps a default on one line until the help is wrapped
+_NO_IDENTITY = "Say who you are: mq login, or a key by --api-key-file or MQ_API_KEY_FILE."
 _INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended
 
 
@@ -62,6 +63,8 @@ class _Group(click.Group):
         except MqError as error:
             text = " ".join(str(error).split())
             click.echo(f"error: {error.code.value}: {text}", err=True)
+            if isinstance(error, Unauthenticated):
+                click.echo(_NO_IDENTITY, err=True)
             raise click.exceptions.Exit(2 if isinstance(error, IllegalConfig) else 1) from error
         except KeyboardInterrupt as interrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from interrupt

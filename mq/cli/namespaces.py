@@ -36,8 +36,8 @@ def namespace() -> None:
 def create(brokers: Brokers, name: str) -> None:
     """Create a namespace."""
     with brokers.admin() as admin:
-        made = admin.create_namespace(name)
         where = "" if brokers.as_json else in_sets(admin)
+        made = admin.create_namespace(name)
     if brokers.as_json:
         output.write_json(output.plain(made))
     else:
@@ -72,8 +72,8 @@ def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
     """
     confirm(f"Delete namespace {name} and its quota?", is_sure=is_sure)
     with brokers.admin() as admin:
-        admin.delete_namespace(name)
         where = "" if brokers.as_json else in_sets(admin)
+        admin.delete_namespace(name)
     if brokers.as_json:
         output.write_json({"namespace": name, "is_deleted": True})
     else:

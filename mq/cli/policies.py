@@ -52,8 +52,8 @@ def add(brokers: Brokers, user: str | None, role: str | None, words: Sequence[st
     It counts at once, also for streams that are open.
     """
     with brokers.admin() as admin:
-        added = admin.add_policy(_subject(user, role), " ".join(words))
         where = "" if brokers.as_json else in_sets(admin)
+        added = admin.add_policy(_subject(user, role), " ".join(words))
     _print_change(brokers, added, f"Added to {added.subject}{where}: {added.line}")
 
 
@@ -64,8 +64,8 @@ def add(brokers: Brokers, user: str | None, role: str | None, words: Sequence[st
 def remove(brokers: Brokers, user: str | None, role: str | None, words: Sequence[str]) -> None:
     """Remove a line, as mq policy list shows it."""
     with brokers.admin() as admin:
-        removed = admin.remove_policy(_subject(user, role), " ".join(words))
         where = "" if brokers.as_json else in_sets(admin)
+        removed = admin.remove_policy(_subject(user, role), " ".join(words))
     _print_change(brokers, removed, f"Removed from {removed.subject}{where}: {removed.line}")
 
 

@@ -66,11 +66,16 @@ def find(name: str | None) -> Profile | None:
     chosen = name or document.get(DEFAULT)
     if chosen is None:
         return None
-    known = sorted(one for one, table in document.items() if isinstance(table, dict))
+    known = _names(document)
     if chosen not in known:
         there = f"there are: {', '.join(known)}" if known else "there is none yet"
         raise IllegalConfig(f"{file}: no profile {chosen!r}; {there}")
     return Profile(chosen, _checked(file, chosen, document[chosen]), is_default=not name)
+
+
+def names() -> list[str]:
+    """Of all profiles. Raises IllegalConfig."""
+    return _names(_read(path()))
 
 
 def save(name: str, **values: str | bool | None) -> Path:
@@ -99,6 +104,10 @@ def set_default(name: str) -> None:
 
 
 # Reading
+
+
+def _names(document: Mapping[str, Any]) -> list[str]:
+    return sorted(one for one, table in document.items() if isinstance(table, dict))
 
 
 def _read(file: Path) -> dict[str, Any]:

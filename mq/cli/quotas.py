@@ -180,6 +180,7 @@ def set_quota(brokers: Brokers, subject: str, **amounts: int | None) -> None:
     from mq.wire.v1.security_pb2 import Quota  # noqa: PLC0415
 
     with brokers.admin() as admin:
+        where = "" if brokers.as_json else in_sets(admin)
         wanted = Quota(subject=subject)
         for there in admin.describe_access().quotas(subject)[:1]:
             wanted.CopyFrom(there)
@@ -190,7 +191,6 @@ def set_quota(brokers: Brokers, subject: str, **amounts: int | None) -> None:
         else:
             # Nothing is left of it.
             admin.remove_quota(subject)
-        where = "" if brokers.as_json else in_sets(admin)
     if brokers.as_json:
         output.write_json(quota_document(wanted))
     else:
@@ -221,8 +221,8 @@ def remove(brokers: Brokers, subject: str) -> None:
     """Remove all limits of a user or namespace, or those by default."""
     check_subject(subject)
     with brokers.admin() as admin:
-        admin.remove_quota(subject)
         where = "" if brokers.as_json else in_sets(admin)
+        admin.remove_quota(subject)
     if brokers.as_json:
         output.write_json({"subject": subject, "is_removed": True})
     else:

@@ -98,10 +98,10 @@ def create(
     """
     password = new_password(password_file, is_asked=has_password)
     with brokers.admin() as admin:
+        where = "" if brokers.as_json else in_sets(admin)
         made = admin.create_user(
             name, roles=several(roles), namespaces=several(namespaces), password=password
         )
-        where = "" if brokers.as_json else in_sets(admin)
     if brokers.as_json:
         output.write_json(output.plain(made))
         return
@@ -184,13 +184,13 @@ def alter(  # noqa: PLR0913 - one a flag
     if not (roles or no_roles or namespaces or no_namespaces) and password is None:
         raise click.UsageError("say what to change: --role, --namespace, --password")
     with brokers.admin() as admin:
+        where = "" if brokers.as_json else in_sets(admin)
         changed = admin.alter_user(
             name,
             roles=several(roles) if roles or no_roles else None,
             namespaces=several(namespaces) if namespaces or no_namespaces else None,
             password=password,
         )
-        where = "" if brokers.as_json else in_sets(admin)
     _print_user(brokers, changed, f"Changed user {name}{where}{_with(changed)}.")
 
 
@@ -221,13 +221,13 @@ def enable(brokers: Brokers, name: str) -> None:
 def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
     """Delete a user with its keys, policies and quota."""
     with brokers.admin() as admin:
+        where = "" if brokers.as_json else in_sets(admin)
         if not is_sure:
             view = read_access(brokers, admin)
             view.user(name)
             count = counted(len(view.credentials_of(name)), "credential")
             confirm(f"Delete user {name} with {count}, its policies and quota?", is_sure=False)
         admin.delete_user(name)
-        where = "" if brokers.as_json else in_sets(admin)
     if brokers.as_json:
         output.write_json({"user": name, "is_deleted": True})
     else:
