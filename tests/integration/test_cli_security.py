@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,47 @@ def test_every_change_is_in_the_audit_trail_without_its_secret(mq: Program) -> N
     assert "scrypt" not in lines
     assert "4 records" in mq("audit", "--about", "user:dave")
     assert "0 records" in mq("audit", "--user", "nobody-else")
+
+
+def test_from_the_first_token_to_a_session_and_a_user_that_may_do_one_thing(tmp_path: Path) -> None:
+    data, password = tmp_path / "data", tmp_path / "password"
+    password.write_text("correct horse\n")
+    with BrokerProcess(data, "--auth-mode", "required") as broker:
+        mq = Program(broker.address)
+        mq.environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+        assert "mq login" in mq.refused("user", "list")
+        first = ("--api-key-file", str(data / "bootstrap-token"))
+        token = (data / "bootstrap-token").read_text().strip()
+        arguments = ("--role", "superuser", "--password-file", str(password))
+        # The token is of no use from here on, which is no trouble of this command.
+        mq("user", "create", "root", *arguments, *first)
+        assert "UNAUTHENTICATED" in mq.refused("user", "list", *first)
+        login = ("login", "--user", "root", "--password-file", str(password))
+        assert mq(*login).startswith("Logged in as root until ")
+        assert "required" in mq("whoami")
+
+        mq("user", "create", "shop")
+        mq("policy", "add", "--user", "shop", "allow publish,create topic orders-*")
+        file = tmp_path / "shop.key"
+        mq("key", "create", "shop", "--output", str(file))
+        as_shop = ("--api-key-file", str(file))
+        mq("produce", "orders-1", "hello", *as_shop)
+        assert "PERMISSION_DENIED" in mq.refused("produce", "secrets", "hello", *as_shop)
+        assert "PERMISSION_DENIED" in mq.refused("consume", "orders-1", *as_shop)
+        assert "PERMISSION_DENIED" in mq.refused("user", "create", "eve", *as_shop)
+        assert [one["name"] for one in mq.json("user", "list", *as_shop)] == ["shop"]
+        assert "orders-1" in mq("audit", "--user", "shop")
+
+        profile = tmp_path / "config" / "mq" / "profiles.toml"
+        session = tomllib.loads(profile.read_text())["mq"]["api_key"]
+        mq("logout")
+        assert "UNAUTHENTICATED" in mq.refused("user", "list")
+        said = broker.output() + profile.read_text()
+        for text in (token, session, file.read_text().strip()):
+            key = keys.parse(text)
+            assert key is not None
+            assert key.secret not in said
+        assert "correct horse" not in said
 
 
 def test_nobody_is_known_while_authentication_is_off(tmp_path: Path) -> None:
