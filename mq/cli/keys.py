@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mq.access import keys
 from mq.cli import output
 from mq.cli.access import day, in_sets, read_access
 from mq.cli.options import Brokers, Duration, confirm, with_brokers, with_set, with_yes
@@ -20,6 +21,7 @@ from mq.errors import IllegalRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mq.access.keys import ApiKey
     from mq.wire.v1.security_pb2 import Credential
 
 
@@ -32,6 +34,15 @@ def key() -> None:
     """
 
 
+_with_file = click.option(
+    "--output",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to a new FILE that only you can read, for MQ_API_KEY_FILE.",
+)
+
+
 @key.command()
 @click.argument("name", metavar="USER")
 @click.option(
@@ -41,13 +52,7 @@ def key() -> None:
     type=Duration(),
     help="After so long, such as 90d.  [default: never]",
 )
-@click.option(
-    "--output",
-    "file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to a new FILE that only you can read, for MQ_API_KEY_FILE.",
-)
+@_with_file
 @with_brokers()
 def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | None) -> None:
     """Create a key of a user, and print it.
@@ -67,8 +72,7 @@ def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | No
             file.unlink(missing_ok=True)
         raise
     if descriptor is not None:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-            opened.write(made.text + "\n")
+        _write(descriptor, made)
     expiry = f", until {day(expires_at_ms)} UTC" if expires_at_ms else ""
     if brokers.as_json:
         document: dict[str, Any] = {"id": made.id, "user": name, "expires_at_ms": expires_at_ms}
@@ -78,6 +82,22 @@ def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | No
     else:
         output.note(f"Key {made.id} of user {name}{expiry}{where}. It is shown this once:")
         click.echo(made.text)
+
+
+@key.command(short_help="Make a key that no broker knows.")
+@_with_file
+def generate(file: Path | None) -> None:
+    """Make a key that no broker knows, and print it; none is asked.
+
+    For files of the brokers themselves: auth.cluster_key_file, and
+    auth.bootstrap_admin_file, which has NAME: before it.
+    """
+    made = keys.new()
+    if file is None:
+        click.echo(made.text)
+        return
+    _write(_new_file(file), made)
+    click.echo(f"Wrote key {made.id} to {file}.")
 
 
 @key.command("create-access-key", short_help="The same for clients of RocketMQ.")
@@ -150,6 +170,11 @@ def _new_file(file: Path) -> int:
         raise IllegalRequest(f"{file} exists: name a new file, or remove that one first") from None
     except OSError as error:
         raise IllegalRequest(f"{file}: {error.strerror}") from None
+
+
+def _write(descriptor: int, made: ApiKey) -> None:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(made.text + "\n")
 
 
 # -- what is printed -------------------------------------------------------------------------------

@@ -11,10 +11,12 @@ from mq.cli import output
 from mq.cli.access import in_sets, read_access
 from mq.cli.options import Brokers, with_brokers, with_set
 from mq.cli.tables import Column, counted, print_pages
+from mq.names import namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mq.client import Admin
     from mq.wire.v1.security_pb2 import AccessPolicy, CheckAccessResponse
 
 
@@ -30,7 +32,8 @@ def policy() -> None:
 
     ACTIONS are publish, consume, describe, create, alter, delete, with commas
     between, or * for all. What no line allows is denied, and a line that
-    denies wins over all that allow.
+    denies wins over all that allow. Names are in full, also for users in a
+    namespace: "allow publish topic shop%orders-*".
     """
 
 
@@ -107,12 +110,15 @@ def check(brokers: Brokers, user: str, action: str, resource: str, address: str)
     asked = parse_resource(resource)
     with brokers.admin() as admin:
         answers = admin.check_access(user, action, asked, address=address)
+        is_allowed = all(one.is_allowed for one in answers.values())
+        outside = "" if is_allowed or brokers.as_json else _outside(admin, user, asked)
     brokers.note_missing(answers)
-    is_allowed = all(one.is_allowed for one in answers.values())
     if brokers.as_json:
         output.write_json(_check_document(answers, is_allowed=is_allowed))
     else:
-        texts = {name: decision(one, user, action, asked) for name, one in answers.items()}
+        texts = {
+            name: outside or decision(one, user, action, asked) for name, one in answers.items()
+        }
         if len(set(texts.values())) == 1:
             click.echo(next(iter(texts.values())))
         else:
@@ -120,6 +126,17 @@ def check(brokers: Brokers, user: str, action: str, resource: str, address: str)
                 click.echo(f"{name}: {text}")
     if not is_allowed:
         raise click.exceptions.Exit(1)
+
+
+def _outside(admin: Admin, user: str, resource: Resource) -> str:
+    """A word on a name that is in none of the namespaces of the user; empty otherwise."""
+    namespaces = list(admin.describe_access().user(user).namespaces)
+    if not namespaces or resource.kind == Kind.CLUSTER or namespace_of(resource.name) in namespaces:
+        return ""
+    return (
+        f"denied: {resource} is outside of the namespaces of {user}, {', '.join(namespaces)}: "
+        f"names are given in full, such as {namespaces[0]}%{resource.name}"
+    )
 
 
 def parse_resource(text: str) -> Resource:

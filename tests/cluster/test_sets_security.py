@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mq.access import passwords
+from mq.access import keys, passwords
 from mq.cli import main as cli
 from mq.cli.audit import audit
 from mq.cli.keys import key
 from mq.cli.policies import policy
 from mq.cli.users import user
 from mq.client import Admin
-from mq.errors import MqError, Unreachable
+from mq.errors import MqError, Unauthenticated, Unreachable
 from mq.wire.v1 import security_pb2 as pb
 from tests.support.broker_cluster import BrokerCluster
+from tests.support.broker_process import BrokerProcess
+from tests.support.raft_cluster import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 WORD = "correct horse"
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def mq(cluster: BrokerCluster, *arguments: str, exit_code: int = 0) -> Result:
     runner = CliRunner(env={"COLUMNS": "80", "MQ_SERVER": cluster.servers})
     result = runner.invoke(main, arguments, prog_name="mq")
     assert result.exit_code == exit_code, (result.output, result.exception)
-    if "--json" not in arguments:
+    if "--json" not in arguments and "check" not in arguments:
         assert max([len(line.rstrip()) for line in result.stdout.splitlines()], default=0) <= 80
     return result
 
@@ -59,7 +62,7 @@ def test_every_set_has_every_change(cluster: BrokerCluster, admin: Admin) -> Non
     admin.create_namespace("shop")
     admin.create_user("alice", roles=["app"], namespaces=["shop"], password=WORD)
     made = admin.create_key("alice", expires_at_ms=4_102_444_800_000)
-    admin.add_policy("user:alice", "allow publish topic orders-*")
+    admin.add_policy("user:alice", "allow publish topic shop%orders-*")
     admin.set_quota(pb.Quota(subject="user:alice", streams=5))
     view = admin.describe_access()
     assert set(view.states) == {"a", "b"}
@@ -69,8 +72,10 @@ def test_every_set_has_every_change(cluster: BrokerCluster, admin: Admin) -> Non
         assert [one.name for one in state.users] == ["alice"]
         assert {one.id for one in state.credentials} == {made.id, "password-alice"}
         assert not any(one.proof for one in state.credentials)
-    mq(cluster, "policy", "check", "alice", "publish", "topic:orders-1")
-    mq(cluster, "policy", "check", "alice", "consume", "topic:orders-1", exit_code=1)
+    mq(cluster, "policy", "check", "alice", "publish", "topic:shop%orders-1")
+    mq(cluster, "policy", "check", "alice", "consume", "topic:shop%orders-1", exit_code=1)
+    outside = mq(cluster, "policy", "check", "alice", "publish", "topic:orders-1", exit_code=1)
+    assert "such as shop%orders-1" in outside.stdout
     session = admin.login("alice", WORD)
     assert (session.missing_sets, session.refusing_sets) == ((), ())
     for state in admin.describe_access().states.values():
@@ -155,3 +160,46 @@ def test_nothing_is_changed_while_a_set_does_not_answer(tmp_path: Path) -> None:
         shown = mq(cluster, "user", "list", "--timeout", "2", exit_code=1)
         assert "1 user" in shown.stdout
         assert "broker set b did not answer" in shown.stderr
+
+
+def test_a_login_is_known_to_sets_that_tell_of_each_other_to_known_callers_alone(
+    tmp_path: Path,
+) -> None:
+    root, cluster_key = keys.new(), keys.new()
+    texts = {"admin": f"root:{root.text}", "cluster": cluster_key.text}
+    for name, text in texts.items():
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_text(text)
+    flags = [
+        *("--auth-mode", "required"),
+        *("--auth-bootstrap-admin-file", str(tmp_path / "admin")),
+        *("--auth-cluster-key-file", str(tmp_path / "cluster")),
+    ]
+    with (
+        BrokerProcess(tmp_path / "a", *flags, "--node-broker-set", "a") as a,
+        BrokerProcess(
+            tmp_path / "b", *flags, "--node-broker-set", "b", "--broker-seeds", a.address
+        ),
+        Admin(a.address, api_key=root.text) as admin,
+        Admin(a.address) as nobody,
+    ):
+        poll(lambda: _known(admin) == {"a", "b"}, "both sets know the administrator", DEADLINE_S)
+        assert admin.describe_access().differences == {}
+        admin.create_user("alice", password=WORD)
+        session = nobody.login("alice", WORD)
+        assert (session.missing_sets, session.refusing_sets) == ((), ())
+        with Admin(a.address, api_key=session.key.text) as alice:
+            assert {name: one.user for name, one in alice.who_am_i().items()} == {
+                "a": "alice",
+                "b": "alice",
+            }
+            alice.logout()
+            with pytest.raises(Unauthenticated):
+                alice.who_am_i()
+
+
+def _known(admin: Admin) -> set[str]:
+    try:
+        return set(admin.who_am_i())
+    except MqError:
+        return set()

@@ -115,3 +115,16 @@ def test_an_access_key_is_shown_once() -> None:
     result = run(key, "create-access-key", "alice", admin=admin)
     assert result.stdout == "access key  abc\nsecret key  s3cret\n"
     assert "s3cret" not in repr(AccessKey("abc", "s3cret"))
+
+
+def test_a_key_for_files_of_brokers_is_made_without_asking_one(tmp_path: Path) -> None:
+    texts = {run(key, "generate").stdout.strip() for _ in range(2)}
+    assert len(texts) == 2
+    assert all(map(keys.parse, texts))
+    file = tmp_path / "cluster.key"
+    written = run(key, "generate", "--output", str(file))
+    made = keys.parse(file.read_text().strip())
+    assert made is not None
+    assert made.secret not in written.output
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert run(key, "generate", "--output", str(file)).exit_code == 1

@@ -124,7 +124,8 @@ def test_what_is_no_resource_is_told(text: str) -> None:
 def test_the_deciding_line_is_shown_and_the_exit_code_says_it(
     answer: pb.CheckAccessResponse, exit_code: int, text: str
 ) -> None:
-    admin = FakeAdmin(check_access=SetAnswers([("a", answer), ("b", answer)]))
+    answers = SetAnswers([("a", answer), ("b", answer)])
+    admin = FakeAdmin(check_access=answers, describe_access=VIEW)
     result = run(policy, "check", "alice", "publish", "topic:orders", admin=admin)
     assert (result.exit_code, result.stdout) == (exit_code, text)
     as_json = run(policy, "check", "alice", "publish", "topic:orders", "--json", admin=admin)
@@ -138,10 +139,21 @@ def test_sets_that_decide_differently_are_named_and_one_denial_is_enough() -> No
             ("set-1", pb.CheckAccessResponse()),
         ]
     )
-    admin = FakeAdmin(check_access=answers)
+    admin = FakeAdmin(check_access=answers, describe_access=VIEW)
     result = run(policy, "check", "alice", "publish", "topic:orders-x", admin=admin)
     assert result.exit_code == 1
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [
         ["set-0:", "allowed"],
         ["set-1:", "denied:"],
     ]
+
+
+def test_a_name_outside_of_the_namespaces_of_a_user_is_told() -> None:
+    view = access_view(access.namespace("shop"), access.user("bob", namespaces=["shop"]))
+    answers = SetAnswers([("a", pb.CheckAccessResponse())])
+    admin = FakeAdmin(check_access=answers, describe_access=view)
+    result = run(policy, "check", "bob", "publish", "topic:orders", admin=admin)
+    assert "outside of the namespaces of bob, shop" in result.stdout
+    assert "such as shop%orders" in result.stdout
+    inside = run(policy, "check", "bob", "publish", "topic:shop%orders", admin=admin)
+    assert inside.stdout == "denied: no line allows bob to publish topic shop%orders\n"
