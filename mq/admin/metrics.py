@@ -215,6 +215,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     yield from _gauges(broker, raft)
     yield from _topics(broker)
     yield _denials(broker)
+    yield from _quotas(broker)
     yield from _damage(broker.store.damage, broker.puller.lost_total)
     yield from _transactions(broker)
     yield _by_follower(raft)
@@ -293,6 +294,21 @@ def _gauges(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+
+
+def _quotas(broker: Broker) -> Iterator[Metric]:
+    labels = ["quota"]
+    throttled = CounterMetricFamily(
+        "mq_quota_throttled_seconds", "Time that callers were told to pause.", labels=labels
+    )
+    for quota, milliseconds in sorted(broker.quotas.throttled_ms.items()):
+        throttled.add_metric([quota], milliseconds / 1000)
+    refused = CounterMetricFamily(
+        "mq_quota_refusals", "Calls and batches beyond a quota.", labels=labels
+    )
+    for quota, count in sorted(broker.quotas.refusals.items()):
+        refused.add_metric([quota], count)
+    yield from (throttled, refused)
 
 
 def _denials(broker: Broker) -> Metric:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from mq import names
 from mq.broker import held
@@ -24,7 +25,7 @@ from mq.broker.directory import Directory
 from mq.broker.joined_sends import JoinedSends
 from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
-from mq.broker.publishing import Publisher, Slot
+from mq.broker.publishing import Admit, Publisher, Slot
 from mq.broker.queue import Queue
 from mq.broker.receive.service import ReceiveService
 from mq.broker.retry.dead_letters import DeadLetters
@@ -35,6 +36,7 @@ from mq.broker.security.denials import Denials
 from mq.broker.security.gate import Denial, Gate
 from mq.broker.security.key_files import BrokerKeys
 from mq.broker.security.login import Logins
+from mq.broker.security.quotas import Quotas
 from mq.broker.state.machine import AppliedEntry, Machine
 from mq.broker.transaction.transacting import Transacting
 from mq.broker.writing import EntryWriter
@@ -84,6 +86,7 @@ class Broker:
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
         self._make_security(keys or BrokerKeys())
+        self.quotas = Quotas(self.state, machine.stored_bytes, self.steady_ms)
         self.directory = self._make_directory(random_number)
         self._make_publishing()
         self._make_consuming()
@@ -113,6 +116,7 @@ class Broker:
             self.machine,
             self.leadership,
             self.audit,
+            self.quotas,
             self.directory.elsewhere,
             default_queues=config.broker.default_queues,
         )
@@ -203,17 +207,24 @@ class Broker:
             self.receiving,
         )
 
-    async def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
-        """As `Publisher.submit`; creates the topic where that is allowed."""
+    def admission(self, user: str) -> Admit | None:
+        """Of batches of a user, by its quotas; None: there are none."""
+        return partial(self.quotas.publish_batch, user) if self.quotas.is_limiting else None
+
+    async def submit(self, batch: Batch, *, user: str = "", tells_appended: bool = False) -> Slot:
+        """As `Publisher.submit`, within the quotas of the user; creates the topic where that is
+        allowed.
+        """
+        admit = self.admission(user)
         try:
-            return self.publisher.submit(batch, tells_appended=tells_appended)
+            return self.publisher.submit(batch, tells_appended=tells_appended, admit=admit)
         except TopicNotFound:
             if not self.settings.creates_topics:
                 raise
         await self._until_sets_known()
         self.directory.check_nowhere_else(batch.topic)
         await self.catalog.ensure([batch.topic])
-        return self.publisher.submit(batch, tells_appended=tells_appended)
+        return self.publisher.submit(batch, tells_appended=tells_appended, admit=admit)
 
     async def on_leader(self, slot: Slot) -> None:
         """Returns when the leader has the batch in its log, on disk unless flush is async."""
@@ -353,6 +364,7 @@ class Broker:
 
     def start_over(self) -> None:
         self.machine.start_over()
+        self.quotas.on_change()
 
     def apply_through(self, raft_index: int) -> None:
         """The parts hear of each entry before the next one is applied."""
@@ -372,6 +384,7 @@ class Broker:
     def _on_command(self, command: Command) -> None:
         if command.HasField("change_access"):
             self.gate.on_change()
+            self.quotas.on_change()
         if command.HasField("put_topic"):
             self.missing_topics.on_topics()
         if command.HasField("drop_topic"):

@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 
 from mq import names
 from mq.broker.leading import Leadership
-from mq.broker.security.audit import AuditTrail, Record
+from mq.broker.security.audit import BROKER, CALLER, AuditTrail, Record
+from mq.broker.security.quotas import Quotas
 from mq.broker.state.machine import Machine
 from mq.broker.state.topics import Topic
 from mq.broker.writing import EntryWriter
@@ -24,7 +25,7 @@ from mq.errors import (
 )
 from mq.store.batch import Batch
 from mq.wire.v1.cluster_pb2 import TopicRoute, TopicType
-from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic, Many
+from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic, Many, PutGroup
 
 QUEUES_MAX = names.QUEUE_ID_MAX + 1
 PRIORITIES_MAX = 10
@@ -37,6 +38,7 @@ class Catalog:
         machine: Machine,
         leadership: Leadership,
         audit: AuditTrail,
+        quotas: Quotas,
         elsewhere: Callable[[str], Iterable[TopicRoute]],
         *,
         default_queues: int,
@@ -45,10 +47,13 @@ class Catalog:
         self._machine = machine
         self._leadership = leadership
         self._audit = audit
+        self._quotas = quotas
         self._elsewhere = elsewhere
         self._default_queues = default_queues
         # Topics being deleted: a message written behind the delete would come back to life.
         self._leaving: set[str] = set()
+        # Groups that begin, with their users.
+        self._new_groups: dict[str, str] = {}
         # A topic is changed by one request at a time, which sees the changes of the one before.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -112,6 +117,7 @@ class Catalog:
         self._check_name(name)
         async with self._turn(name):
             self._machine.state.topics.find(name)
+            self._quotas.change_catalog(_caller_user(), name)
             self._leaving.add(name)
             try:
                 # Batches that were let in before stand before it in the log.
@@ -130,10 +136,29 @@ class Catalog:
             raise GroupNotEmpty(f"group {group} has {member_count} members: stop them first")
         if group not in self._machine.state.offsets:
             raise GroupNotFound(f"there is no group {group}: `mq group list` shows those that are")
+        self._quotas.change_catalog(_caller_user(), group)
         commands = [Command(drop_group=DropGroup(group=group))]
         commands += [Command(drop_topic=DropTopic(topic=one)) for one in self._topics_of(group)]
         record = Record("delete_group", f"group:{group}")
         await self._propose(Command(many=Many(commands=commands)), record)
+
+    async def begin_group(self, group: str) -> None:
+        """A member joins: if groups of its user or namespace are limited, a new one is known as
+        theirs when this returns. Raises QuotaExceeded.
+        """
+        user, known = _caller_user(), self._machine.state.offsets
+        if not self._quotas.limits_groups(user, group):
+            return
+        names.check_group(group)
+        async with self._turn(f"%GROUP%{group}"):
+            if group in known:
+                return
+            self._quotas.check_group(user, group, self._new_groups.items())
+            self._new_groups[group] = user
+            try:
+                await self._propose(Command(put_group=PutGroup(group=group, owner=user)), None)
+            finally:
+                del self._new_groups[group]
 
     def _topics_of(self, group: str) -> list[str]:
         """Topics that only the group uses: its retries, and its dead letters if there are none."""
@@ -199,10 +224,18 @@ class Catalog:
             is_writable=True,
             created_at_ms=0,
             priorities=priorities,
+            owner="" if names.is_internal_topic(name) else _caller_user(),
         )
 
     async def _put(self, topic: Topic) -> Topic:
         self._check_staying(topic.name)
+        if topic.is_internal:
+            return await self._write_topic(topic)
+        self._quotas.change_catalog(_caller_user(), topic.name)
+        with self._quotas.creating(topic):
+            return await self._write_topic(topic)
+
+    async def _write_topic(self, topic: Topic) -> Topic:
         known = self._machine.state.topics.get(topic.name)
         record = Record(
             "create_topic" if known is None else "alter_topic",
@@ -222,6 +255,12 @@ class Catalog:
         if record is not None:
             command, batches = self._audit.recorded(command, record)
         await self._writer.write_uncancelled(command, batches)
+
+
+def _caller_user() -> str:
+    """Empty: anonymous, or the broker itself."""
+    caller = CALLER.get()
+    return "" if caller is BROKER else caller.user
 
 
 def _audited(topic: Topic | None) -> dict[str, object] | None:

@@ -104,10 +104,12 @@ class JoinedSends:
         messages: Sequence[Message],
         size: int,
         answer: Answer,
+        admit: Callable[[str, int, int], None] | None = None,
     ) -> bool:
         """False: this send is not one to be joined, and nothing was done. Without a queue, this
-        broker chooses one. `size` is that of the request; `answer` is called once, later. Raises
-        what is wrong with a message.
+        broker chooses one. `size` is that of the request; `answer` is called once, later. `admit`
+        is asked first whether so many bytes and messages may be written to the topic. Raises what
+        it raises, and what is wrong with a message.
         """
         topic = self._topics.get(topic_name)
         count = len(messages)
@@ -125,6 +127,8 @@ class JoinedSends:
             frames += [batches.frame(one, topic_name, bytes_max) for one in messages[1:]]
         if sum([len(one.key_hashes) for one in frames if one.key_hashes]) > _KEYS_MAX:
             return False
+        if admit is not None:
+            admit(topic_name, size, count)
         if queue_id is None:
             queue_id = self._choose(topic, first)
         if not self._gathering:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from mq.broker.catalog import Catalog
 from mq.broker.fair_queue import FairQueue
@@ -33,6 +34,9 @@ from mq.store.logreader import EntryRef
 
 log = get_logger(__name__)
 
+# Raises if a batch may not be written. Returns for how long its sender should pause, in ms.
+Admit: TypeAlias = Callable[[Batch], int]
+
 # An entry is closed at this size; a larger batch is an entry of its own.
 _GROUP_BYTES = 1 << 20
 # Batches in flight, however small.
@@ -48,7 +52,7 @@ class Slot:
     with it in the same turn; `appended` is done when the leader has it in its log.
     """
 
-    __slots__ = ("appended", "batch", "entry", "on_outcome", "outcome")
+    __slots__ = ("appended", "batch", "entry", "on_outcome", "outcome", "throttle_ms")
 
     def __init__(
         self,
@@ -61,6 +65,8 @@ class Slot:
         self.on_outcome = on_outcome
         self.appended: asyncio.Future[EntryRef] | None = None
         self.entry: ProposedEntry | None = None
+        # For how long its sender should pause.
+        self.throttle_ms = 0
 
 
 class Publisher:
@@ -129,9 +135,11 @@ class Publisher:
         *,
         tells_appended: bool = False,
         on_outcome: Callable[[StoredAt | MqError], None] | None = None,
+        admit: Admit | None = None,
     ) -> Slot:
         """Never waits. Raises if the batch is illegal; then nothing was written. `on_outcome` is
-        for batches without a producer id, which are never known before.
+        for batches without a producer id, which are never known before. `admit` is not asked about
+        those that are.
         """
         self._leadership.check()
         if batch.producer_id:
@@ -143,9 +151,11 @@ class Publisher:
         elif batch.sequence:
             raise IllegalRequest("a sequence needs a producer_id")
         self._catalog.writable(batch.topic, batch.queue_id)
+        throttle_ms = admit(batch) if admit is not None else 0
         if batch.is_held or batch.delay_ms:
             batch = self._resolve(batch)
         slot = self.begin(batch, on_outcome)
+        slot.throttle_ms = throttle_ms
         if tells_appended:
             slot.appended = self._loop.create_future()
         if not self._waiting:

@@ -87,6 +87,8 @@ class AdminService:
 
     async def reset_offsets(self, request: pb.ResetOffsetsRequest, context: Context) -> bytes:
         names.check_group(request.group)
+        if not request.is_dry_run:
+            self._broker.quotas.change_catalog(context.caller.user, request.group)
         start = decode_offset_kind(request.kind, request.at_ms)
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         after = await start_offsets(self._broker, queues, start)
@@ -118,6 +120,8 @@ class AdminService:
         self, request: pb.AlterGroupRequest, context: Context
     ) -> pb.GroupSettings:
         retries_max = request.retries_max if request.HasField("retries_max") else None
+        if retries_max is not None:
+            self._broker.quotas.change_catalog(context.caller.user, request.group)
         return await self._groups.alter(request.group, retries_max)
 
     # -- transactions and dead letters ------------------------------------------------------------

@@ -24,10 +24,11 @@ from mq.broker.receive.grants import GrantedRun, Receive
 from mq.broker.receive.leases import Handle, parse_handles
 from mq.broker.receive.members import ReceiveSpec
 from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
+from mq.broker.security.quotas import DEBT_MS_MAX
 from mq.errors import IllegalRequest, UnknownMember
 from mq.http2.calls import CallEnded
 from mq.rpc import framing, limits, listeners
-from mq.rpc.access import Rules, subscription_needs
+from mq.rpc.access import LIVE, Rules, subscription_needs
 from mq.rpc.context import Context
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
 from mq.rpc.methods import Answer
@@ -96,16 +97,56 @@ class ConsumerService:
             request.messages_max,
         )
         wait_s = request.wait_ms / 1000
+        query, wait_s = await self._within_quotas(query, wait_s, context.caller.user)
         if not request.any_replica:
             result, read_from = await puller.pull(query, wait_s), ""
         else:
             result, place = await puller.pull_anywhere(query, wait_s, request.zone)
             read_from = listeners.chosen(place.address, place.external_address) if place else ""
+        size_bytes = sum(len(run.frames) for run in result.runs)
+        self._broker.quotas.deliver(context.caller.user, request.topic, size_bytes)
         return _held(framing.pull_response(result, read_from), context, self._broker.unsent)
+
+    async def _within_quotas(self, query: Query, wait_s: float, user: str) -> tuple[Query, float]:
+        """Returns what may be read now, and how long there is to wait for it. What its caller was
+        given before may be too much: then this waits, for the time that there is. FlowControl.
+        """
+        quotas, topic = self._broker.quotas, query.queue.topic
+        if not quotas.is_limiting:
+            return query, wait_s
+        wait_s -= await self._pay(user, topic, wait_s)
+        bytes_max = quotas.delivery_bytes_max(user, topic)
+        if bytes_max is not None:
+            query = query._replace(bytes_max=min(query.bytes_max or bytes_max, bytes_max))
+        return query, wait_s
+
+    def _within_rate(self, limits: CacheLimits, topics: Iterable[str]) -> CacheLimits:
+        """With deliveries that the quotas of the stream's caller let through in short steps."""
+        user = LIVE.get().principal.user
+        found = [self._broker.quotas.delivery_bytes_max(user, topic) for topic in topics]
+        steps = [one for one in found if one is not None]
+        return limits._replace(delivery_bytes=min([limits.delivery_bytes, *steps]))
+
+    async def _pay(self, user: str, topic: str, wait_s: float) -> float:
+        """Waits until the user owes nothing for deliveries; at most so long, and for what may be
+        owed at least. Returns how much of that time it took. FlowControl: more is owed.
+        """
+        quotas = self._broker.quotas
+        pause_s = quotas.delivery_debt_ms(user, topic) / 1000
+        if not pause_s:
+            return 0.0
+        await asyncio.sleep(min(pause_s, max(wait_s, DEBT_MS_MAX / 1000)))
+        quotas.check_delivery(user, topic)
+        return min(pause_s, wait_s)
 
     # -- Subscribe --------------------------------------------------------------------------------
 
     async def subscribe(self, context: Context) -> None:
+        caller = LIVE.get().principal
+        with self._broker.quotas.streaming(caller.user, caller.namespace):
+            await self._subscribe(context)
+
+    async def _subscribe(self, context: Context) -> None:
         """Requests go to the group while its assignments and deliveries go out."""
         subscriber = await self._begin(context)
         reader = asyncio.ensure_future(self._listen(subscriber, context))
@@ -137,7 +178,7 @@ class ConsumerService:
         spec = _member_spec(start, context.peer(), is_streaming=True)
         self._rules.hold(subscription_needs(start))
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
-        limits, first = _cache_limits(start), decode_start(start)
+        limits, first = self._within_rate(_cache_limits(start), filters), decode_start(start)
         await turn.over()
         positions = await decode_positions(start.positions)
         await turn.over()
@@ -146,6 +187,7 @@ class ConsumerService:
         )
         await self._broker.expect(filters)
         await turn.over()
+        await self._broker.catalog.begin_group(start.group)
         self._broker.receiving.check_inactive(start.group)
         subscriber = groups.subscribe(start.group, spec, filters, limits, first, dict(claims))
         if start.takes_redirects:
@@ -183,7 +225,7 @@ class ConsumerService:
         await asyncio.sleep(_BREAK_S)
 
     async def _deliver(self, subscriber: Subscriber, context: Context) -> None:
-        unsent = self._broker.unsent
+        unsent, quotas, live = self._broker.unsent, self._broker.quotas, LIVE.get()
         while True:
             out = await subscriber.next()
             if isinstance(out, Assigned):
@@ -200,6 +242,9 @@ class ConsumerService:
                     await context.write_parts(parts)
                 finally:
                     unsent.release(size_bytes)
+                if quotas.is_limiting:
+                    user = live.principal.user
+                    subscriber.pause(quotas.deliver(user, out.queue.topic, size_bytes) / 1000)
 
     async def _assignment(self, assigned: Assigned) -> bytes:
         assignment = pb.Assignment(
@@ -227,6 +272,7 @@ class ConsumerService:
             compile_filter(one.filter)
         owned = await decode_queues(request.owned)
         await self._broker.expect(spec.subscriptions)
+        await self._broker.catalog.begin_group(request.group)
         self._broker.receiving.check_inactive(request.group)
         group = self._broker.groups.join(request.group, spec, owned)
         await self._broker.groups.until_arranged(request.group)
@@ -307,9 +353,18 @@ class ConsumerService:
     # -- Receive and its handles ------------------------------------------------------------------
 
     def begin_receive(self, data: bytes, context: Context, answer: Answer) -> bool:
-        """Serves a receive from a topic that exists; False: `receive` waits for the topic."""
+        """Serves a receive from a topic that exists; False: `receive` waits for the topic, or
+        because of quotas.
+        """
         wanted = _read_receive(data, context.peer())
-        if wanted.topic not in self._broker.state.topics:
+        quotas, user = self._broker.quotas, context.caller.user
+        if wanted.topic not in self._broker.state.topics or (
+            quotas.is_limiting
+            and (
+                quotas.delivery_debt_ms(user, wanted.topic)
+                or quotas.limits_groups(user, wanted.group)
+            )
+        ):
             return False
         unsent = self._broker.unsent
         held_bytes = 0
@@ -321,6 +376,7 @@ class ConsumerService:
                 return
             response = framing.receive_response(runs)
             held_bytes = len(response)
+            quotas.deliver(user, wanted.topic, held_bytes)
             unsent.hold(held_bytes)
             answer(response)
 
@@ -339,7 +395,12 @@ class ConsumerService:
         wanted = _decode_receive(request, context.peer())
         wanted = wanted._replace(wait_s=min(wanted.wait_s, _time_left_s(context)))
         await self._broker.expect([request.topic])
+        await self._broker.catalog.begin_group(request.group)
+        user = context.caller.user
+        paid_s = await self._pay(user, request.topic, wanted.wait_s)
+        wanted = wanted._replace(wait_s=wanted.wait_s - paid_s)
         answer = framing.receive_response(await self._received(wanted))
+        self._broker.quotas.deliver(user, request.topic, len(answer))
         return _held(answer, context, self._broker.unsent)
 
     async def _received(self, wanted: Receive) -> list[GrantedRun]:

@@ -29,7 +29,7 @@ from mq.errors import (
 )
 from mq.hashing import text_hash
 from mq.rpc import limits
-from mq.rpc.access import Rules
+from mq.rpc.access import LIVE, Rules
 from mq.rpc.context import Context
 from mq.rpc.methods import Answer
 from mq.rpc.publish_stream import PublishStream, check_ack, outcome, room_owner, stored_result
@@ -66,12 +66,18 @@ class ProducerService:
 
     def begin_send(self, data: bytes, context: Context, answer: Answer) -> bool:
         """Joins a small send with others; False: `send` has to serve it."""
+        quotas, throttle_ms = self._broker.quotas, 0
+
+        def admit(topic: str, size: int, messages: int) -> None:
+            nonlocal throttle_ms
+            throttle_ms = quotas.publish(context.caller.user, topic, size, messages)
 
         def placed(outcome: Placed | BaseException) -> None:
             if isinstance(outcome, BaseException):
                 answer(outcome)
                 return
             numbers = self._response
+            numbers.throttle_ms = throttle_ms
             numbers.queue_id, numbers.queue_offset, numbers.stored_at_ms, log_offsets = outcome
             ids = [self._message_id(at) for at in log_offsets]
             answer(b"".join((numbers.SerializeToString(), *ids)))
@@ -88,7 +94,14 @@ class ProducerService:
             return False
         queue_id = request.queue_id if request.HasField("queue_id") else None
         take = self._broker.joined_sends.take
-        return take(request.topic, queue_id, request.messages, len(data), placed)
+        return take(
+            request.topic,
+            queue_id,
+            request.messages,
+            len(data),
+            placed,
+            admit if quotas.is_limiting else None,
+        )
 
     def _message_id(self, log_offset: int) -> bytes:
         """As a field of a SendResponse, behind its numbers."""
@@ -113,9 +126,13 @@ class ProducerService:
         batch = batches.accept(wire.SerializeToString(), self._message_bytes_max)
         owner = room_owner(context.caller, context)
         await broker.publisher.room(len(batch.data), self._timeout_s, owner)
-        slot = await broker.submit(batch, tells_appended=request.ack == ACK_LEADER)
+        slot = await broker.submit(
+            batch, user=context.caller.user, tells_appended=request.ack == ACK_LEADER
+        )
         if request.ack == ACK_NONE:
-            return producer_pb2.SendResponse(queue_id=queue_id, queue_offset=-1)
+            return producer_pb2.SendResponse(
+                queue_id=queue_id, queue_offset=-1, throttle_ms=slot.throttle_ms
+            )
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         stored = await outcome(broker, slot, request.ack, deadline_s)
         response = producer_pb2.SendResponse(
@@ -124,6 +141,7 @@ class ProducerService:
             stored_at_ms=stored.stored_at_ms,
             is_duplicate=stored.is_duplicate,
             deliver_at_ms=stored.deliver_at_ms,
+            throttle_ms=slot.throttle_ms,
         )
         if stored.log_offset >= 0:
             starts = batch.frame_starts - batch.region_start + stored.log_offset
@@ -153,6 +171,11 @@ class ProducerService:
         """Reads and answers at the same time. After the last request every answer is given before
         the stream ends.
         """
+        caller = LIVE.get().principal
+        with self._broker.quotas.streaming(caller.user, caller.namespace):
+            await self._publish(context)
+
+    async def _publish(self, context: Context) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._streams.add(task)
         stream = PublishStream(self._broker, self._rules, context)
@@ -208,19 +231,23 @@ class ProducerService:
     ) -> producer_pb2.AtomicResponse:
         try:
             async with asyncio.timeout(self._timeout_s):
-                stored = await self._send_atomically(request, context.caller)
+                stored, throttle_ms = await self._send_atomically(request, context.caller)
         except TimeoutError:
             raise ReplicationTimeout(
                 "no majority of the broker set had it in time: it may become part of the log or "
                 "not. Send the same again, with the same sequences"
             ) from None
-        return producer_pb2.AtomicResponse(results=map(stored_result, stored))
+        results = map(stored_result, stored)
+        return producer_pb2.AtomicResponse(results=results, throttle_ms=throttle_ms)
 
     async def _send_atomically(
         self, request: producer_pb2.RawAtomicRequest, caller: Principal
-    ) -> list[StoredAt]:
-        return await self._broker.atomic_sends.send(
-            await self._accepted(request.batches, caller),
+    ) -> tuple[list[StoredAt], int]:
+        """Where the batches are, and for how long the caller should pause."""
+        batches = await self._accepted(request.batches, caller)
+        throttle_ms = self._admitted(batches, caller)
+        stored = await self._broker.atomic_sends.send(
+            batches,
             request.group,
             request.member_id,
             await decode_positions(request.positions),
@@ -232,6 +259,15 @@ class ProducerService:
                 )
             ),
         )
+        return stored, throttle_ms
+
+    def _admitted(self, batches: Iterable[Batch], caller: Principal) -> int:
+        """Raises FlowControl, QuotaExceeded. What is stored already is not asked about."""
+        admit, producers = self._broker.admission(caller.user), self._broker.state.producers
+        if admit is None:
+            return 0
+        new = (one for one in batches if producers.find(one.producer_id, one.sequence) is None)
+        return max(map(admit, new), default=0)
 
     async def _accepted(self, data: Iterable[bytes], caller: Principal) -> list[Batch]:
         found, turn = [], TimeSlice()

@@ -57,11 +57,12 @@ class _Submitted(NamedTuple):
 class _Joined:
     """A request whose batch was joined with others; it is called with what became of it."""
 
-    __slots__ = ("_stream", "placed", "request_id")
+    __slots__ = ("_stream", "placed", "request_id", "throttle_ms")
 
     def __init__(self, stream: PublishStream, request_id: int) -> None:
         self._stream = stream
         self.request_id = request_id
+        self.throttle_ms = 0
         self.placed: Placed | BaseException | None = None
 
     def __call__(self, placed: Placed | BaseException) -> None:
@@ -145,10 +146,20 @@ class PublishStream:
         ):
             return False
         joined = _Joined(self, request.request_id)
+        quotas = self._broker.quotas
+
+        def admit(topic: str, size: int, messages: int) -> None:
+            joined.throttle_ms = quotas.publish(self._live.principal.user, topic, size, messages)
+
         try:
             self._rules.publish_to(self._live.principal, batch.topic)
             is_taken = self._broker.joined_sends.take(
-                batch.topic, batch.queue_id, batch.messages, len(data), joined
+                batch.topic,
+                batch.queue_id,
+                batch.messages,
+                len(data),
+                joined,
+                admit if quotas.is_limiting else None,
             )
         except MqError:
             return False  # and `_take` says it
@@ -178,7 +189,8 @@ class PublishStream:
             batch = limits.accept_batch(blob, self._message_bytes_max)
             self._rules.publish_to(self._live.principal, batch.topic)
             await self._broker.publisher.room(len(blob), self._timeout_s, self._owner)
-            return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
+            user = self._live.principal.user
+            return await self._broker.submit(batch, user=user, tells_appended=ack == ACK_LEADER)
         except MqError as error:
             # One-way: only the end of the stream can say that another node leads.
             if ack == ACK_NONE and isinstance(error, NotLeader):
@@ -198,7 +210,7 @@ class PublishStream:
                 if first.placed is None:
                     return
                 if isinstance(first.placed, Placed) and self._context.try_write(
-                    self._stored(first.request_id, first.placed)
+                    self._stored(first, first.placed)
                 ):
                     self._answered()
                     continue
@@ -233,17 +245,23 @@ class PublishStream:
         if isinstance(request, _Joined):
             placed = request.placed
             if isinstance(placed, Placed):
-                return self._stored(request.request_id, placed)
+                return self._stored(request, placed)
+            throttle_ms = request.throttle_ms
             results = [_failed(status.known_error(cast("BaseException", placed)))]
         else:
             _, ack, outcomes, deadline_s = request
+            throttle_ms = max(
+                (one.throttle_ms for one in outcomes if isinstance(one, Slot)), default=0
+            )
             results = [await self._settled(one, ack, deadline_s) for one in outcomes]
-        response = PublishResponse(request_id=request.request_id, results=results)
+        response = PublishResponse(
+            request_id=request.request_id, results=results, throttle_ms=throttle_ms
+        )
         return response.SerializeToString()
 
-    def _stored(self, request_id: int, placed: Placed) -> bytes:
+    def _stored(self, joined: _Joined, placed: Placed) -> bytes:
         response, result = self._joined_response, self._joined_result
-        response.request_id = request_id
+        response.request_id, response.throttle_ms = joined.request_id, joined.throttle_ms
         result.queue_id, result.queue_offset, result.stored_at_ms, log_offsets = placed
         result.log_offset = log_offsets[0]
         return response.SerializeToString()

@@ -49,11 +49,14 @@ _NOWHERE = StoredAt(0, -1, -1, 0)
 
 # Of a half or an end: where its messages are stored; None: it was rolled back.
 _Place: TypeAlias = StoredAt | None
+# Called with the time that the sender of a half should pause, in ms, and what became of the half.
+HalfTeller: TypeAlias = Callable[[int, StoredAt | Exception], None]
 
 
 class TransactionService:
     def __init__(self, broker: Broker, broker_set: str, rules: Rules) -> None:
         self._transacting = broker.transacting
+        self._quotas = broker.quotas
         self._calls = _Calls(broker, broker_set, rules)
 
     async def end_transaction(
@@ -67,6 +70,11 @@ class TransactionService:
         return _ended(place)
 
     async def transact(self, context: Context) -> None:
+        caller = LIVE.get().principal
+        with self._quotas.streaming(caller.user, caller.namespace):
+            await self._transact(context)
+
+    async def _transact(self, context: Context) -> None:
         request_id, start = await _begin(context)
         respondent = Respondent(
             start.producer_group, start.producer_id, answers_checks=start.answers_checks
@@ -130,7 +138,7 @@ class _Calls:
     def _normal_half(self, half: bytes) -> bytes:
         return held.normal_half(half, self._broker.settings.config.transactions)
 
-    def begin_half(self, batch: Batch, tell: Callable[[StoredAt | Exception], None]) -> bool:
+    def begin_half(self, batch: Batch, user: str, tell: HalfTeller) -> bool:
         """Submits the batch. Returns False if it has to wait for room or for its topic. Raises as
         `Publisher.submit`.
         """
@@ -138,29 +146,28 @@ class _Calls:
         if not publisher.has_room(len(batch.data)):
             return False
         try:
-            slot = publisher.submit(batch)
+            slot = publisher.submit(batch, admit=self._broker.admission(user))
         except TopicNotFound:
             return False
         self._await_half(slot, tell)
         return True
 
-    async def begin_half_later(
-        self, batch: Batch, owner: str, tell: Callable[[StoredAt | Exception], None]
-    ) -> None:
+    async def begin_half_later(self, batch: Batch, user: str, owner: str, tell: HalfTeller) -> None:
         """Returns when the batch is submitted. Raises as `Broker.submit`; FlowControl."""
         await self._broker.publisher.room(len(batch.data), self._timeout_s, owner)
-        self._await_half(await self._broker.submit(batch), tell)
+        self._await_half(await self._broker.submit(batch, user=user), tell)
 
-    def _await_half(self, slot: Slot, tell: Callable[[StoredAt | Exception], None]) -> None:
-        pending: Pending[StoredAt] = Pending(tell)
+    def _await_half(self, slot: Slot, tell: HalfTeller) -> None:
+        pending: Pending[StoredAt] = Pending(functools.partial(tell, slot.throttle_ms))
         slot.outcome.add_done_callback(functools.partial(_half_done, slot, pending))
         self._timeouts.add(pending, functools.partial(self._broker.publisher.timed_out, slot))
 
-    def half_stored(self, stored: StoredAt) -> pb.HalfStored:
+    def half_stored(self, stored: StoredAt, throttle_ms: int) -> pb.HalfStored:
         return pb.HalfStored(
             transaction_id=names.message_id(self._broker_set, stored.log_offset),
             stored_at_ms=stored.stored_at_ms,
             is_duplicate=stored.is_duplicate,
+            throttle_ms=throttle_ms,
         )
 
     def question(self, question: Question) -> bytes:
@@ -307,7 +314,8 @@ class _Stream:
         # Halves are submitted in the order of the stream; answers come in any order.
         try:
             tell = self._half_teller(request.request_id)
-            await self._calls.begin_half_later(waiting, self._owner, tell)
+            user = self._live.principal.user
+            await self._calls.begin_half_later(waiting, user, self._owner, tell)
         except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
             self._fail(request.request_id, error)
         except BaseException:
@@ -346,7 +354,7 @@ class _Stream:
             if end is None:
                 batch = self._calls.accept_half(content, group)
                 rules.publish_to(caller, batch.topic)
-                if not self._calls.begin_half(batch, self._half_teller(request_id)):
+                if not self._calls.begin_half(batch, caller.user, self._half_teller(request_id)):
                     return batch
                 return None
             rules.check_transaction(caller, Action.PUBLISH, end.transaction_id)
@@ -364,14 +372,14 @@ class _Stream:
                 self._fail(request_id, error)
         return None
 
-    def _half_teller(self, request_id: int) -> Callable[[StoredAt | Exception], None]:
+    def _half_teller(self, request_id: int) -> HalfTeller:
         return functools.partial(self._half_told, request_id)
 
-    def _half_told(self, request_id: int, stored: StoredAt | Exception) -> None:
+    def _half_told(self, request_id: int, throttle_ms: int, stored: StoredAt | Exception) -> None:
         if isinstance(stored, Exception):
             self._fail(request_id, stored)
             return
-        half = self._calls.half_stored(stored)
+        half = self._calls.half_stored(stored, throttle_ms)
         self._answer(pb.TransactResponse(request_id=request_id, half=half).SerializeToString())
 
     def _end_told(self, request_id: int, place: _Place | Exception) -> None:

@@ -122,6 +122,8 @@ class Subscriber:
         self._fetching: dict[Queue, asyncio.Task[None]] = {}
         self._fetched: dict[Queue, tuple[int, ReadResult | MqError]] = {}
         self._aside = SetAside(self._is_ready)
+        # Until it fires, nothing is delivered.
+        self._pause: asyncio.TimerHandle | None = None
 
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
@@ -199,8 +201,19 @@ class Subscriber:
         self._error = self._error or error
         self._wake.set()
 
+    def pause(self, seconds: float) -> None:
+        """No messages go out for this time; assignments do."""
+        if seconds > 0 and self._pause is None:
+            self._pause = asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._wake.set()
+
     def detach(self) -> None:
         """The stream is gone."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._unwatch(list(self._cursors))
         for task in self._fetching.values():
             task.cancel()
@@ -298,7 +311,7 @@ class Subscriber:
                 raise self._error
             if self._is_assignment_due and not self._is_waiting:
                 return await self._assignment()
-            while self._ready and not self._is_assignment_due:
+            while self._ready and self._pause is None and not self._is_assignment_due:
                 queue = self._next_queue()
                 del self._ready[queue]
                 delivered = self._try_to_deliver(queue, self._cursors[queue])

@@ -35,6 +35,7 @@ class _Recall(NamedTuple):
     number: int
     unit: DueUnit
     message_log_offset: int
+    topic: str
     outcome: asyncio.Future[_RecallOutcome]
 
 
@@ -59,7 +60,7 @@ class Recalls:
             if unit is None:
                 raise _not_found(message_log_offset)
             request = _Recall(
-                lane_of(deliver_at_ms), unit, message_log_offset, loop.create_future()
+                lane_of(deliver_at_ms), unit, message_log_offset, topic, loop.create_future()
             )
             self._requests.append(request)
             if self._task is None:
@@ -112,7 +113,7 @@ class Recalls:
 
     def _verdict(self, request: _Recall, wanted: Container[int]) -> _RecallOutcome | MqError | None:
         """The outcome; None: it can be taken back now."""
-        number, unit, message_log_offset, _ = request
+        number, unit, message_log_offset, *_ = request
         lane = self._core.state.schedule.lanes.get(number)
         if lane is None or message_log_offset in lane.recalled or message_log_offset in wanted:
             return _not_found(message_log_offset)
@@ -133,6 +134,7 @@ def _command(requests: Iterable[_Recall]) -> Command:
                         due_ms=one.unit.due_ms,
                         log_offset=one.unit.log_offset,
                         message_log_offset=one.message_log_offset,
+                        topic=one.topic,
                     )
                 )
                 for one in requests

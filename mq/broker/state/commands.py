@@ -13,6 +13,7 @@ from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.state import State
 from mq.names import SCHEDULE_TOPIC
+from mq.store.batch import Batch
 from mq.store.derived import DerivedFiles
 from mq.store.logreader import EntryRef
 from mq.wire.v1 import state_pb2 as pb
@@ -23,6 +24,7 @@ def perform(
     ref: EntryRef,
     state: State,
     derived: DerivedFiles,
+    batches: Sequence[Batch],
     stored: Sequence[StoredAt],
     performed: list[pb.Command],
 ) -> None:
@@ -34,10 +36,12 @@ def perform(
         return
     if kind == "many":
         for one in command.many.commands:
-            perform(one, ref, state, derived, stored, performed)
+            perform(one, ref, state, derived, batches, stored, performed)
         return
     if kind == "change_transactions":
         state.transactions.change(command.change_transactions, stored)
+    elif kind == "deliver_scheduled":
+        _deliver_scheduled(state, derived, command.deliver_scheduled, batches)
     elif kind == "put_topic":
         state.topics.put(command.put_topic, ref.stored_at_ms, ref.log_offset)
     else:
@@ -66,9 +70,21 @@ def _drop_group(state: State, _: DerivedFiles, command: pb.DropGroup) -> None:
     state.leases.drop_group(command.group)
 
 
-def _deliver_scheduled(state: State, derived: DerivedFiles, command: pb.DeliverScheduled) -> None:
+def _deliver_scheduled(
+    state: State, derived: DerivedFiles, command: pb.DeliverScheduled, batches: Sequence[Batch]
+) -> None:
+    for batch in batches:
+        if not batch.is_held:
+            state.topics.count_delayed(batch.topic, -batch.message_count)
     for lane in state.schedule.deliver(command):
         derived.trim(SCHEDULE_TOPIC, lane, None)
+    if not state.schedule.lanes:
+        state.topics.none_is_delayed()
+
+
+def _recall_scheduled(state: State, _: DerivedFiles, command: pb.RecallScheduled) -> None:
+    if state.schedule.recall(command):
+        state.topics.count_delayed(command.topic, -1)
 
 
 def _carry_scheduled(state: State, derived: DerivedFiles, command: pb.CarryScheduled) -> None:
@@ -98,8 +114,7 @@ _PERFORM: dict[str, Callable[[State, DerivedFiles, Any], object]] = {
     "drop_group": _drop_group,
     "put_group": lambda state, _, command: state.offsets.put(command),
     "lock_queues": lambda state, _, command: state.offsets.lock(command.group, command.locks),
-    "deliver_scheduled": _deliver_scheduled,
-    "recall_scheduled": lambda state, _, command: state.schedule.recall(command),
+    "recall_scheduled": _recall_scheduled,
     "carry_scheduled": _carry_scheduled,
     "change_leases": _change_leases,
     "trim_queues": _trim_queues,

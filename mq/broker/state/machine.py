@@ -175,7 +175,8 @@ class Machine:
             self._begin_counting(ref)
         command = proposed.command if proposed is not None else _decode(entry)
         if command is not None:
-            perform(command, ref, self.state, self.store.derived, stored, applied.commands)
+            written = [batch for batch, _ in batches]
+            perform(command, ref, self.state, self.store.derived, written, stored, applied.commands)
         return applied
 
     def _put(

@@ -38,6 +38,11 @@ class Offsets:
         settings = self._settings.get(group)
         return settings.retries_max if settings and settings.HasField("retries_max") else None
 
+    def owner(self, group: str) -> str:
+        """The user that began the group; empty: none that is known."""
+        settings = self._settings.get(group)
+        return settings.owner if settings else ""
+
     # -- applying ---------------------------------------------------------------------------------
 
     def commit(self, groups: Iterable[GroupPositions], topics: Container[str]) -> None:
@@ -63,6 +68,13 @@ class Offsets:
             del self._locks[group]
 
     def put(self, settings: PutGroup) -> None:
+        """What is left out stays as it is."""
+        known = self._settings.get(settings.group)
+        if known is not None:
+            merged = PutGroup()
+            merged.CopyFrom(known)
+            merged.MergeFrom(settings)
+            settings = merged
         self._settings[settings.group] = settings
 
     def advance(self, group: str, queue: Queue, queue_offset: int) -> None:

@@ -32,6 +32,8 @@ class State:
         """A batch is held back from now on, in the queue that this returns. Part of applying."""
         if batch.half:
             return self.transactions.begin(batch, log_offset, stored_at_ms)
+        if not batch.origin_log_offset:
+            self.topics.count_delayed(batch.topic, batch.message_count)
         return self.schedule.add(batch)
 
     def encode(self) -> bytes:

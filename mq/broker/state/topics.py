@@ -27,6 +27,8 @@ class Topic(NamedTuple):
     priorities: int = 0
     # The end of the log at its creation: messages before belong to another topic of this name.
     created_at_log_offset: int = 0
+    # The user that created it; empty: none that is known.
+    owner: str = ""
 
     def rank(self, queue_id: int) -> int:
         """The distance of a queue from the highest priority; 0 in a topic without priorities."""
@@ -58,6 +60,7 @@ class Topic(NamedTuple):
             is_readable=self.is_readable,
             is_writable=self.is_writable,
             priorities=self.priorities,
+            owner=self.owner,
         )
 
 
@@ -66,6 +69,8 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         # Of all batches since the topic was created.
         self._stored_bytes: dict[str, int] = {}
+        # Messages that wait for their time, of topics that have some.
+        self._delayed: dict[str, int] = {}
         # False: this state is older than such counting, which begins with the next checkpoint.
         self.counts_stored_bytes = False
         # Goes up with every change: what was derived from topics asks again then.
@@ -139,7 +144,25 @@ class Topics:
         """Bytes that were stored since the topic was created; those that are gone count, too."""
         return self._stored_bytes.get(name, 0)
 
+    def delayed_messages(self, name: str) -> int:
+        """Messages of the topic that wait for their time."""
+        return self._delayed.get(name, 0)
+
     # -- applying ---------------------------------------------------------------------------------
+
+    def count_delayed(self, name: str, messages: int) -> None:
+        """So many more wait, or fewer."""
+        if name not in self._topics:
+            return
+        waiting = self._delayed.get(name, 0) + messages
+        if waiting > 0:
+            self._delayed[name] = waiting
+        else:
+            self._delayed.pop(name, None)
+
+    def none_is_delayed(self) -> None:
+        """What was lost on its way is not counted for ever."""
+        self._delayed.clear()
 
     def count_stored(self, name: str, size: int) -> None:
         """A batch of the topic was stored."""
@@ -166,6 +189,7 @@ class Topics:
     def drop(self, name: str) -> bool:
         self.version += 1
         self._stored_bytes.pop(name, None)
+        self._delayed.pop(name, None)
         return self._topics.pop(name, None) is not None
 
     def encode(self) -> Iterator[TopicState]:
@@ -175,6 +199,7 @@ class Topics:
                 created_at_ms=topic.created_at_ms,
                 created_at_log_offset=topic.created_at_log_offset,
                 stored_bytes=self._stored_bytes.get(topic.name, 0),
+                delayed_messages=self._delayed.get(topic.name, 0),
             )
 
     def restore(self, states: Sequence[TopicState], *, counts_stored_bytes: bool) -> None:
@@ -183,6 +208,9 @@ class Topics:
             for one in states
         }
         self._stored_bytes.clear()
+        self._delayed = {
+            one.topic.topic: one.delayed_messages for one in states if one.delayed_messages
+        }
         self.counts_stored_bytes = False
         if counts_stored_bytes:
             self.begin_counting(states)
@@ -200,4 +228,5 @@ def _topic(command: PutTopic, created_at_ms: int, log_offset: int) -> Topic:
         created_at_ms,
         command.priorities,
         log_offset,
+        command.owner,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import heapq
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -102,6 +102,8 @@ _HALF_QUEUE = HeldQueue(HALF_TOPIC, 0, 0)
 class Transactions:
     def __init__(self) -> None:
         self.open: dict[int, Transaction] = {}
+        # How many of them there are for each topic.
+        self.open_by_topic: Counter[str] = Counter()
         self.messages = 0
         self.committed = self.rolled_back = self.given_up = 0
         # The last ones, the oldest first.
@@ -155,6 +157,7 @@ class Transactions:
             checks_max,
         )
         self._put(one)
+        self.open_by_topic[one.topic] += 1
         self.messages += one.messages
         return _HALF_QUEUE
 
@@ -181,6 +184,9 @@ class Transactions:
         one = self.open.pop(transaction_id, None)
         if one is None:
             return False
+        self.open_by_topic[one.topic] -= 1
+        if not self.open_by_topic[one.topic]:
+            del self.open_by_topic[one.topic]
         self.messages -= one.messages
         self.ended[transaction_id] = ended
         return True
@@ -216,6 +222,7 @@ class Transactions:
         self.given_up = totals.given_up
         for state in states:
             self._put(Transaction._make(getattr(state, name) for name in Transaction._fields))
+        self.open_by_topic = Counter(one.topic for one in self.open.values())
         self.messages = sum(one.messages for one in self.open.values())
         ended = array("q")
         ended.frombytes(totals.ended)

@@ -27,37 +27,37 @@ from mq.wire.v1 import message_pb2 as mq_dot_v1_dot_message__pb2
 from mq.wire.v1 import status_pb2 as mq_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14mq/v1/producer.proto\x12\x05mq.v1\x1a\x14mq/v1/consumer.proto\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\"\xe0\x01\n\x0bSendRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\x08queue_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x03\x61\x63k\x18\x03 \x01(\x0e\x32\n.mq.v1.Ack\x12\x13\n\x0bproducer_id\x18\x04 \x01(\t\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x15\n\rdeliver_at_ms\x18\x06 \x01(\x03\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x04\x12\x13\n\x0b\x64\x65lay_level\x18\x08 \x01(\r\x12 \n\x08messages\x18\x0f \x03(\x0b\x32\x0e.mq.v1.MessageB\x0b\n\t_queue_id\"\x8e\x01\n\x0cSendResponse\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x02 \x01(\x03\x12\x14\n\x0cstored_at_ms\x18\x03 \x01(\x03\x12\x14\n\x0cis_duplicate\x18\x04 \x01(\x08\x12\x13\n\x0bmessage_ids\x18\x05 \x03(\t\x12\x15\n\rdeliver_at_ms\x18\x06 \x01(\x03\"\\\n\x0ePublishRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x17\n\x03\x61\x63k\x18\x02 \x01(\x0e\x32\n.mq.v1.Ack\x12\x1d\n\x07\x62\x61tches\x18\x0f \x03(\x0b\x32\x0c.mq.v1.Batch\"J\n\x0fPublishResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12#\n\x07results\x18\x02 \x03(\x0b\x32\x12.mq.v1.BatchResult\"\xe5\x01\n\x0b\x42\x61tchResult\x12\x19\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x0b.mq.v1.Code\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x04 \x01(\x03\x12\x12\n\nlog_offset\x18\x05 \x01(\x03\x12\x14\n\x0cstored_at_ms\x18\x06 \x01(\x03\x12\x14\n\x0cis_duplicate\x18\x07 \x01(\x08\x12\x16\n\x0eleader_address\x18\x08 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\t \x01(\r\x12\x15\n\rdeliver_at_ms\x18\n \x01(\x03\"I\n\rRecallRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x15\n\rdeliver_at_ms\x18\x03 \x01(\x03\"\x10\n\x0eRecallResponse\"\xbb\x01\n\rAtomicRequest\x12\x1d\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x0c.mq.v1.Batch\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\'\n\tpositions\x18\x04 \x03(\x0b\x32\x14.mq.v1.QueuePosition\x12\x1e\n\x07handles\x18\x05 \x03(\x0b\x32\r.mq.v1.Handle\x12 \n\x06starts\x18\x06 \x03(\x0b\x32\x10.mq.v1.WorkStart\"\xb0\x01\n\x10RawAtomicRequest\x12\x0f\n\x07\x62\x61tches\x18\x01 \x03(\x0c\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\'\n\tpositions\x18\x04 \x03(\x0b\x32\x14.mq.v1.QueuePosition\x12\x1e\n\x07handles\x18\x05 \x03(\x0b\x32\r.mq.v1.Handle\x12 \n\x06starts\x18\x06 \x03(\x0b\x32\x10.mq.v1.WorkStart\"M\n\tWorkStart\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x10\n\x08stood_at\x18\x03 \x01(\x04\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\"5\n\x0e\x41tomicResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.mq.v1.BatchResult*3\n\x03\x41\x63k\x12\x0e\n\nACK_QUORUM\x10\x00\x12\x0e\n\nACK_LEADER\x10\x01\x12\x0c\n\x08\x41\x43K_NONE\x10\x02\x32\xf6\x01\n\x0fProducerService\x12/\n\x04Send\x12\x12.mq.v1.SendRequest\x1a\x13.mq.v1.SendResponse\x12<\n\x07Publish\x12\x15.mq.v1.PublishRequest\x1a\x16.mq.v1.PublishResponse(\x01\x30\x01\x12\x35\n\x06Recall\x12\x14.mq.v1.RecallRequest\x1a\x15.mq.v1.RecallResponse\x12=\n\x0eSendAtomically\x12\x14.mq.v1.AtomicRequest\x1a\x15.mq.v1.AtomicResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14mq/v1/producer.proto\x12\x05mq.v1\x1a\x14mq/v1/consumer.proto\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\"\xe0\x01\n\x0bSendRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\x08queue_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x03\x61\x63k\x18\x03 \x01(\x0e\x32\n.mq.v1.Ack\x12\x13\n\x0bproducer_id\x18\x04 \x01(\t\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x15\n\rdeliver_at_ms\x18\x06 \x01(\x03\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x04\x12\x13\n\x0b\x64\x65lay_level\x18\x08 \x01(\r\x12 \n\x08messages\x18\x0f \x03(\x0b\x32\x0e.mq.v1.MessageB\x0b\n\t_queue_id\"\xa3\x01\n\x0cSendResponse\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x02 \x01(\x03\x12\x14\n\x0cstored_at_ms\x18\x03 \x01(\x03\x12\x14\n\x0cis_duplicate\x18\x04 \x01(\x08\x12\x13\n\x0bmessage_ids\x18\x05 \x03(\t\x12\x15\n\rdeliver_at_ms\x18\x06 \x01(\x03\x12\x13\n\x0bthrottle_ms\x18\x07 \x01(\r\"\\\n\x0ePublishRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x17\n\x03\x61\x63k\x18\x02 \x01(\x0e\x32\n.mq.v1.Ack\x12\x1d\n\x07\x62\x61tches\x18\x0f \x03(\x0b\x32\x0c.mq.v1.Batch\"_\n\x0fPublishResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12#\n\x07results\x18\x02 \x03(\x0b\x32\x12.mq.v1.BatchResult\x12\x13\n\x0bthrottle_ms\x18\x03 \x01(\r\"\xe5\x01\n\x0b\x42\x61tchResult\x12\x19\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x0b.mq.v1.Code\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x04 \x01(\x03\x12\x12\n\nlog_offset\x18\x05 \x01(\x03\x12\x14\n\x0cstored_at_ms\x18\x06 \x01(\x03\x12\x14\n\x0cis_duplicate\x18\x07 \x01(\x08\x12\x16\n\x0eleader_address\x18\x08 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\t \x01(\r\x12\x15\n\rdeliver_at_ms\x18\n \x01(\x03\"I\n\rRecallRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x15\n\rdeliver_at_ms\x18\x03 \x01(\x03\"\x10\n\x0eRecallResponse\"\xbb\x01\n\rAtomicRequest\x12\x1d\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x0c.mq.v1.Batch\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\'\n\tpositions\x18\x04 \x03(\x0b\x32\x14.mq.v1.QueuePosition\x12\x1e\n\x07handles\x18\x05 \x03(\x0b\x32\r.mq.v1.Handle\x12 \n\x06starts\x18\x06 \x03(\x0b\x32\x10.mq.v1.WorkStart\"\xb0\x01\n\x10RawAtomicRequest\x12\x0f\n\x07\x62\x61tches\x18\x01 \x03(\x0c\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\'\n\tpositions\x18\x04 \x03(\x0b\x32\x14.mq.v1.QueuePosition\x12\x1e\n\x07handles\x18\x05 \x03(\x0b\x32\r.mq.v1.Handle\x12 \n\x06starts\x18\x06 \x03(\x0b\x32\x10.mq.v1.WorkStart\"M\n\tWorkStart\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x10\n\x08stood_at\x18\x03 \x01(\x04\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\"J\n\x0e\x41tomicResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.mq.v1.BatchResult\x12\x13\n\x0bthrottle_ms\x18\x02 \x01(\r*3\n\x03\x41\x63k\x12\x0e\n\nACK_QUORUM\x10\x00\x12\x0e\n\nACK_LEADER\x10\x01\x12\x0c\n\x08\x41\x43K_NONE\x10\x02\x32\xf6\x01\n\x0fProducerService\x12/\n\x04Send\x12\x12.mq.v1.SendRequest\x1a\x13.mq.v1.SendResponse\x12<\n\x07Publish\x12\x15.mq.v1.PublishRequest\x1a\x16.mq.v1.PublishResponse(\x01\x30\x01\x12\x35\n\x06Recall\x12\x14.mq.v1.RecallRequest\x1a\x15.mq.v1.RecallResponse\x12=\n\x0eSendAtomically\x12\x14.mq.v1.AtomicRequest\x1a\x15.mq.v1.AtomicResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mq.v1.producer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACK']._serialized_start=1464
-  _globals['_ACK']._serialized_end=1515
+  _globals['_ACK']._serialized_start=1527
+  _globals['_ACK']._serialized_end=1578
   _globals['_SENDREQUEST']._serialized_start=95
   _globals['_SENDREQUEST']._serialized_end=319
   _globals['_SENDRESPONSE']._serialized_start=322
-  _globals['_SENDRESPONSE']._serialized_end=464
-  _globals['_PUBLISHREQUEST']._serialized_start=466
-  _globals['_PUBLISHREQUEST']._serialized_end=558
-  _globals['_PUBLISHRESPONSE']._serialized_start=560
-  _globals['_PUBLISHRESPONSE']._serialized_end=634
-  _globals['_BATCHRESULT']._serialized_start=637
-  _globals['_BATCHRESULT']._serialized_end=866
-  _globals['_RECALLREQUEST']._serialized_start=868
-  _globals['_RECALLREQUEST']._serialized_end=941
-  _globals['_RECALLRESPONSE']._serialized_start=943
-  _globals['_RECALLRESPONSE']._serialized_end=959
-  _globals['_ATOMICREQUEST']._serialized_start=962
-  _globals['_ATOMICREQUEST']._serialized_end=1149
-  _globals['_RAWATOMICREQUEST']._serialized_start=1152
-  _globals['_RAWATOMICREQUEST']._serialized_end=1328
-  _globals['_WORKSTART']._serialized_start=1330
-  _globals['_WORKSTART']._serialized_end=1407
-  _globals['_ATOMICRESPONSE']._serialized_start=1409
-  _globals['_ATOMICRESPONSE']._serialized_end=1462
-  _globals['_PRODUCERSERVICE']._serialized_start=1518
-  _globals['_PRODUCERSERVICE']._serialized_end=1764
+  _globals['_SENDRESPONSE']._serialized_end=485
+  _globals['_PUBLISHREQUEST']._serialized_start=487
+  _globals['_PUBLISHREQUEST']._serialized_end=579
+  _globals['_PUBLISHRESPONSE']._serialized_start=581
+  _globals['_PUBLISHRESPONSE']._serialized_end=676
+  _globals['_BATCHRESULT']._serialized_start=679
+  _globals['_BATCHRESULT']._serialized_end=908
+  _globals['_RECALLREQUEST']._serialized_start=910
+  _globals['_RECALLREQUEST']._serialized_end=983
+  _globals['_RECALLRESPONSE']._serialized_start=985
+  _globals['_RECALLRESPONSE']._serialized_end=1001
+  _globals['_ATOMICREQUEST']._serialized_start=1004
+  _globals['_ATOMICREQUEST']._serialized_end=1191
+  _globals['_RAWATOMICREQUEST']._serialized_start=1194
+  _globals['_RAWATOMICREQUEST']._serialized_end=1370
+  _globals['_WORKSTART']._serialized_start=1372
+  _globals['_WORKSTART']._serialized_end=1449
+  _globals['_ATOMICRESPONSE']._serialized_start=1451
+  _globals['_ATOMICRESPONSE']._serialized_end=1525
+  _globals['_PRODUCERSERVICE']._serialized_start=1581
+  _globals['_PRODUCERSERVICE']._serialized_end=1827
 # @@protoc_insertion_point(module_scope)

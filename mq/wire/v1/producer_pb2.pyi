@@ -42,20 +42,22 @@ class SendRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., ack: _Optional[_Union[Ack, str]] = ..., producer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., delay_level: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("queue_id", "queue_offset", "stored_at_ms", "is_duplicate", "message_ids", "deliver_at_ms")
+    __slots__ = ("queue_id", "queue_offset", "stored_at_ms", "is_duplicate", "message_ids", "deliver_at_ms", "throttle_ms")
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_MS_FIELD_NUMBER: _ClassVar[int]
     queue_id: int
     queue_offset: int
     stored_at_ms: int
     is_duplicate: bool
     message_ids: _containers.RepeatedScalarFieldContainer[str]
     deliver_at_ms: int
-    def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., message_ids: _Optional[_Iterable[str]] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+    throttle_ms: int
+    def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., message_ids: _Optional[_Iterable[str]] = ..., deliver_at_ms: _Optional[int] = ..., throttle_ms: _Optional[int] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("request_id", "ack", "batches")
@@ -68,12 +70,14 @@ class PublishRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., ack: _Optional[_Union[Ack, str]] = ..., batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("request_id", "results")
+    __slots__ = ("request_id", "results", "throttle_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     results: _containers.RepeatedCompositeFieldContainer[BatchResult]
-    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ...) -> None: ...
+    throttle_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., throttle_ms: _Optional[int] = ...) -> None: ...
 
 class BatchResult(_message.Message):
     __slots__ = ("code", "text", "queue_id", "queue_offset", "log_offset", "stored_at_ms", "is_duplicate", "leader_address", "retry_after_ms", "deliver_at_ms")
@@ -158,7 +162,9 @@ class WorkStart(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., stood_at: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class AtomicResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "throttle_ms")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_MS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[BatchResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ...) -> None: ...
+    throttle_ms: int
+    def __init__(self, results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., throttle_ms: _Optional[int] = ...) -> None: ...

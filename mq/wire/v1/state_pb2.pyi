@@ -52,7 +52,7 @@ class Many(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class PutTopic(_message.Message):
-    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "priorities")
+    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "priorities", "owner")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class PutTopic(_message.Message):
     IS_READABLE_FIELD_NUMBER: _ClassVar[int]
     IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     topic: str
     type: _cluster_pb2.TopicType
     write_queues: int
@@ -67,7 +68,8 @@ class PutTopic(_message.Message):
     is_readable: bool
     is_writable: bool
     priorities: int
-    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., priorities: _Optional[int] = ...) -> None: ...
+    owner: str
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., priorities: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class DropTopic(_message.Message):
     __slots__ = ("topic",)
@@ -114,12 +116,14 @@ class ChangeAccess(_message.Message):
     def __init__(self, changes: _Optional[_Iterable[_Union[_security_pb2.AccessChange, _Mapping]]] = ...) -> None: ...
 
 class PutGroup(_message.Message):
-    __slots__ = ("group", "retries_max")
+    __slots__ = ("group", "retries_max", "owner")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     group: str
     retries_max: int
-    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ...) -> None: ...
+    owner: str
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class TrimQueues(_message.Message):
     __slots__ = ("starts",)
@@ -148,16 +152,18 @@ class LaneProgress(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., due_ms: _Optional[int] = ..., log_offset: _Optional[int] = ..., batches: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class RecallScheduled(_message.Message):
-    __slots__ = ("lane", "due_ms", "log_offset", "message_log_offset")
+    __slots__ = ("lane", "due_ms", "log_offset", "message_log_offset", "topic")
     LANE_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
     lane: int
     due_ms: int
     log_offset: int
     message_log_offset: int
-    def __init__(self, lane: _Optional[int] = ..., due_ms: _Optional[int] = ..., log_offset: _Optional[int] = ..., message_log_offset: _Optional[int] = ...) -> None: ...
+    topic: str
+    def __init__(self, lane: _Optional[int] = ..., due_ms: _Optional[int] = ..., log_offset: _Optional[int] = ..., message_log_offset: _Optional[int] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class CarryScheduled(_message.Message):
     __slots__ = ("lanes",)
@@ -348,16 +354,18 @@ class TransactionTotals(_message.Message):
     def __init__(self, committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ..., ended: _Optional[bytes] = ...) -> None: ...
 
 class TopicState(_message.Message):
-    __slots__ = ("topic", "created_at_ms", "created_at_log_offset", "stored_bytes")
+    __slots__ = ("topic", "created_at_ms", "created_at_log_offset", "stored_bytes", "delayed_messages")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     topic: PutTopic
     created_at_ms: int
     created_at_log_offset: int
     stored_bytes: int
-    def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ..., created_at_log_offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    delayed_messages: int
+    def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ..., created_at_log_offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., delayed_messages: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
     __slots__ = ("group", "positions", "locks", "settings")

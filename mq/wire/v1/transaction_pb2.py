@@ -26,15 +26,15 @@ from mq.wire.v1 import message_pb2 as mq_dot_v1_dot_message__pb2
 from mq.wire.v1 import status_pb2 as mq_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mq/v1/transaction.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\"\xf6\x01\n\x0fTransactRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12%\n\x05start\x18\x02 \x01(\x0b\x32\x14.mq.v1.TransactStartH\x00\x12\x1c\n\x04half\x18\x03 \x01(\x0b\x32\x0c.mq.v1.BatchH\x00\x12+\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1c.mq.v1.EndTransactionRequestH\x00\x12/\n\x07\x63hecked\x18\x05 \x01(\x0b\x32\x1c.mq.v1.EndTransactionRequestH\x00\x12$\n\x04more\x18\x0f \x03(\x0b\x32\x16.mq.v1.TransactRequestB\x06\n\x04kind\"h\n\rTransactStart\x12\x16\n\x0eproducer_group\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\t\x12\x16\n\x0e\x61nswers_checks\x18\x03 \x01(\x08\x12\x12\n\nreads_more\x18\x04 \x01(\x08\"V\n\x15\x45ndTransactionRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12%\n\nresolution\x18\x02 \x01(\x0e\x32\x11.mq.v1.Resolution\"j\n\x16\x45ndTransactionResponse\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x02 \x01(\x03\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\x12\x14\n\x0cstored_at_ms\x18\x04 \x01(\x03\"\x9e\x02\n\x10TransactResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12)\n\x07started\x18\x02 \x01(\x0b\x32\x16.mq.v1.TransactStartedH\x00\x12!\n\x04half\x18\x03 \x01(\x0b\x32\x11.mq.v1.HalfStoredH\x00\x12.\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1d.mq.v1.EndTransactionResponseH\x00\x12\x1f\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\r.mq.v1.StatusH\x00\x12(\n\x05\x63heck\x18\x06 \x01(\x0b\x32\x17.mq.v1.CheckTransactionH\x00\x12%\n\x04more\x18\x0f \x03(\x0b\x32\x17.mq.v1.TransactResponseB\x06\n\x04kind\"\x11\n\x0fTransactStarted\"P\n\nHalfStored\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x14\n\x0cstored_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0cis_duplicate\x18\x03 \x01(\x08\"\x92\x01\n\x10\x43heckTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x14\n\x0cstored_at_ms\x18\x04 \x01(\x03\x12\r\n\x05\x63heck\x18\x05 \x01(\r\x12 \n\x08messages\x18\x0f \x03(\x0b\x32\x0e.mq.v1.Message*T\n\nResolution\x12\x16\n\x12RESOLUTION_UNKNOWN\x10\x00\x12\x15\n\x11RESOLUTION_COMMIT\x10\x01\x12\x17\n\x13RESOLUTION_ROLLBACK\x10\x02\x32\xa4\x01\n\x12TransactionService\x12?\n\x08Transact\x12\x16.mq.v1.TransactRequest\x1a\x17.mq.v1.TransactResponse(\x01\x30\x01\x12M\n\x0e\x45ndTransaction\x12\x1c.mq.v1.EndTransactionRequest\x1a\x1d.mq.v1.EndTransactionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17mq/v1/transaction.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\"\xf6\x01\n\x0fTransactRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12%\n\x05start\x18\x02 \x01(\x0b\x32\x14.mq.v1.TransactStartH\x00\x12\x1c\n\x04half\x18\x03 \x01(\x0b\x32\x0c.mq.v1.BatchH\x00\x12+\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1c.mq.v1.EndTransactionRequestH\x00\x12/\n\x07\x63hecked\x18\x05 \x01(\x0b\x32\x1c.mq.v1.EndTransactionRequestH\x00\x12$\n\x04more\x18\x0f \x03(\x0b\x32\x16.mq.v1.TransactRequestB\x06\n\x04kind\"h\n\rTransactStart\x12\x16\n\x0eproducer_group\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\t\x12\x16\n\x0e\x61nswers_checks\x18\x03 \x01(\x08\x12\x12\n\nreads_more\x18\x04 \x01(\x08\"V\n\x15\x45ndTransactionRequest\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12%\n\nresolution\x18\x02 \x01(\x0e\x32\x11.mq.v1.Resolution\"j\n\x16\x45ndTransactionResponse\x12\x10\n\x08queue_id\x18\x01 \x01(\r\x12\x14\n\x0cqueue_offset\x18\x02 \x01(\x03\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\x12\x14\n\x0cstored_at_ms\x18\x04 \x01(\x03\"\x9e\x02\n\x10TransactResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12)\n\x07started\x18\x02 \x01(\x0b\x32\x16.mq.v1.TransactStartedH\x00\x12!\n\x04half\x18\x03 \x01(\x0b\x32\x11.mq.v1.HalfStoredH\x00\x12.\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1d.mq.v1.EndTransactionResponseH\x00\x12\x1f\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\r.mq.v1.StatusH\x00\x12(\n\x05\x63heck\x18\x06 \x01(\x0b\x32\x17.mq.v1.CheckTransactionH\x00\x12%\n\x04more\x18\x0f \x03(\x0b\x32\x17.mq.v1.TransactResponseB\x06\n\x04kind\"\x11\n\x0fTransactStarted\"e\n\nHalfStored\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\x14\n\x0cstored_at_ms\x18\x02 \x01(\x03\x12\x14\n\x0cis_duplicate\x18\x03 \x01(\x08\x12\x13\n\x0bthrottle_ms\x18\x04 \x01(\r\"\x92\x01\n\x10\x43heckTransaction\x12\x16\n\x0etransaction_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x14\n\x0cstored_at_ms\x18\x04 \x01(\x03\x12\r\n\x05\x63heck\x18\x05 \x01(\r\x12 \n\x08messages\x18\x0f \x03(\x0b\x32\x0e.mq.v1.Message*T\n\nResolution\x12\x16\n\x12RESOLUTION_UNKNOWN\x10\x00\x12\x15\n\x11RESOLUTION_COMMIT\x10\x01\x12\x17\n\x13RESOLUTION_ROLLBACK\x10\x02\x32\xa4\x01\n\x12TransactionService\x12?\n\x08Transact\x12\x16.mq.v1.TransactRequest\x1a\x17.mq.v1.TransactResponse(\x01\x30\x01\x12M\n\x0e\x45ndTransaction\x12\x1c.mq.v1.EndTransactionRequest\x1a\x1d.mq.v1.EndTransactionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mq.v1.transaction_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESOLUTION']._serialized_start=1165
-  _globals['_RESOLUTION']._serialized_end=1249
+  _globals['_RESOLUTION']._serialized_start=1186
+  _globals['_RESOLUTION']._serialized_end=1270
   _globals['_TRANSACTREQUEST']._serialized_start=76
   _globals['_TRANSACTREQUEST']._serialized_end=322
   _globals['_TRANSACTSTART']._serialized_start=324
@@ -48,9 +48,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSACTSTARTED']._serialized_start=915
   _globals['_TRANSACTSTARTED']._serialized_end=932
   _globals['_HALFSTORED']._serialized_start=934
-  _globals['_HALFSTORED']._serialized_end=1014
-  _globals['_CHECKTRANSACTION']._serialized_start=1017
-  _globals['_CHECKTRANSACTION']._serialized_end=1163
-  _globals['_TRANSACTIONSERVICE']._serialized_start=1252
-  _globals['_TRANSACTIONSERVICE']._serialized_end=1416
+  _globals['_HALFSTORED']._serialized_end=1035
+  _globals['_CHECKTRANSACTION']._serialized_start=1038
+  _globals['_CHECKTRANSACTION']._serialized_end=1184
+  _globals['_TRANSACTIONSERVICE']._serialized_start=1273
+  _globals['_TRANSACTIONSERVICE']._serialized_end=1437
 # @@protoc_insertion_point(module_scope)

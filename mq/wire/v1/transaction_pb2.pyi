@@ -89,14 +89,16 @@ class TransactStarted(_message.Message):
     def __init__(self) -> None: ...
 
 class HalfStored(_message.Message):
-    __slots__ = ("transaction_id", "stored_at_ms", "is_duplicate")
+    __slots__ = ("transaction_id", "stored_at_ms", "is_duplicate", "throttle_ms")
     TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
     STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_MS_FIELD_NUMBER: _ClassVar[int]
     transaction_id: str
     stored_at_ms: int
     is_duplicate: bool
-    def __init__(self, transaction_id: _Optional[str] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ...) -> None: ...
+    throttle_ms: int
+    def __init__(self, transaction_id: _Optional[str] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., throttle_ms: _Optional[int] = ...) -> None: ...
 
 class CheckTransaction(_message.Message):
     __slots__ = ("transaction_id", "topic", "queue_id", "stored_at_ms", "check", "messages")
