@@ -194,7 +194,9 @@ type SendResponse struct {
 	// One a message, empty when queue_offset is not known.
 	MessageIds []string `protobuf:"bytes,5,rep,name=message_ids,json=messageIds,proto3" json:"message_ids,omitempty"`
 	// Of a delayed message: when it is delivered. 0: it is on its topic.
-	DeliverAtMs   int64 `protobuf:"varint,6,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	DeliverAtMs int64 `protobuf:"varint,6,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	// See PublishResponse.
+	ThrottleMs    uint32 `protobuf:"varint,7,opt,name=throttle_ms,json=throttleMs,proto3" json:"throttle_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -271,6 +273,13 @@ func (x *SendResponse) GetDeliverAtMs() int64 {
 	return 0
 }
 
+func (x *SendResponse) GetThrottleMs() uint32 {
+	if x != nil {
+		return x.ThrottleMs
+	}
+	return 0
+}
+
 type PublishRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Comes back in the answer; the client's own.
@@ -337,7 +346,10 @@ type PublishResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId uint64                 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// One a batch, in their order.
-	Results       []*BatchResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*BatchResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	// A rate of the caller's quotas is exceeded by so much: send nothing more for this time. What is sent all the same is taken
+	// until a second is owed, and refused with FLOW_CONTROL and retry_after_ms from there on. 0: go on.
+	ThrottleMs    uint32 `protobuf:"varint,3,opt,name=throttle_ms,json=throttleMs,proto3" json:"throttle_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -384,6 +396,13 @@ func (x *PublishResponse) GetResults() []*BatchResult {
 		return x.Results
 	}
 	return nil
+}
+
+func (x *PublishResponse) GetThrottleMs() uint32 {
+	if x != nil {
+		return x.ThrottleMs
+	}
+	return 0
 }
 
 type BatchResult struct {
@@ -854,7 +873,9 @@ func (x *WorkStart) GetFirst() uint64 {
 type AtomicResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One a batch.
-	Results       []*BatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*BatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	// See PublishResponse.
+	ThrottleMs    uint32 `protobuf:"varint,2,opt,name=throttle_ms,json=throttleMs,proto3" json:"throttle_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -896,6 +917,13 @@ func (x *AtomicResponse) GetResults() []*BatchResult {
 	return nil
 }
 
+func (x *AtomicResponse) GetThrottleMs() uint32 {
+	if x != nil {
+		return x.ThrottleMs
+	}
+	return 0
+}
+
 var File_mq_v1_producer_proto protoreflect.FileDescriptor
 
 const file_mq_v1_producer_proto_rawDesc = "" +
@@ -914,7 +942,7 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"\vdelay_level\x18\b \x01(\rR\n" +
 	"delayLevel\x12*\n" +
 	"\bmessages\x18\x0f \x03(\v2\x0e.mq.v1.MessageR\bmessagesB\v\n" +
-	"\t_queue_id\"\xd6\x01\n" +
+	"\t_queue_id\"\xf7\x01\n" +
 	"\fSendResponse\x12\x19\n" +
 	"\bqueue_id\x18\x01 \x01(\rR\aqueueId\x12!\n" +
 	"\fqueue_offset\x18\x02 \x01(\x03R\vqueueOffset\x12 \n" +
@@ -923,17 +951,21 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"\fis_duplicate\x18\x04 \x01(\bR\visDuplicate\x12\x1f\n" +
 	"\vmessage_ids\x18\x05 \x03(\tR\n" +
 	"messageIds\x12\"\n" +
-	"\rdeliver_at_ms\x18\x06 \x01(\x03R\vdeliverAtMs\"u\n" +
+	"\rdeliver_at_ms\x18\x06 \x01(\x03R\vdeliverAtMs\x12\x1f\n" +
+	"\vthrottle_ms\x18\a \x01(\rR\n" +
+	"throttleMs\"u\n" +
 	"\x0ePublishRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x1c\n" +
 	"\x03ack\x18\x02 \x01(\x0e2\n" +
 	".mq.v1.AckR\x03ack\x12&\n" +
-	"\abatches\x18\x0f \x03(\v2\f.mq.v1.BatchR\abatches\"^\n" +
+	"\abatches\x18\x0f \x03(\v2\f.mq.v1.BatchR\abatches\"\x7f\n" +
 	"\x0fPublishResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12,\n" +
-	"\aresults\x18\x02 \x03(\v2\x12.mq.v1.BatchResultR\aresults\"\xd5\x02\n" +
+	"\aresults\x18\x02 \x03(\v2\x12.mq.v1.BatchResultR\aresults\x12\x1f\n" +
+	"\vthrottle_ms\x18\x03 \x01(\rR\n" +
+	"throttleMs\"\xd5\x02\n" +
 	"\vBatchResult\x12\x1f\n" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x19\n" +
@@ -972,9 +1004,11 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x19\n" +
 	"\bstood_at\x18\x03 \x01(\x04R\astoodAt\x12\x14\n" +
-	"\x05first\x18\x04 \x01(\x04R\x05first\">\n" +
+	"\x05first\x18\x04 \x01(\x04R\x05first\"_\n" +
 	"\x0eAtomicResponse\x12,\n" +
-	"\aresults\x18\x01 \x03(\v2\x12.mq.v1.BatchResultR\aresults*3\n" +
+	"\aresults\x18\x01 \x03(\v2\x12.mq.v1.BatchResultR\aresults\x12\x1f\n" +
+	"\vthrottle_ms\x18\x02 \x01(\rR\n" +
+	"throttleMs*3\n" +
 	"\x03Ack\x12\x0e\n" +
 	"\n" +
 	"ACK_QUORUM\x10\x00\x12\x0e\n" +
