@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo check test compile-tests conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark bench-peers clean
+.PHONY: help run demo demo-security check test compile-tests conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark bench-peers clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -27,6 +27,9 @@ run: .venv/.run ## start a node on ./data (DATA=dir for another)
 
 demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.cli.demo
+
+demo-security: .venv/.run ## docs/SECURITY.md's quick start, as it stands there
+	@$(BIN)/python tools/run_page.py docs/SECURITY.md "Quick start"
 
 check: .venv/.dev ## before a commit: lint, types, unit tests with fewer random examples; under two minutes
 	@$(MAKE) --no-print-directory --jobs 2 type lint
