@@ -60,11 +60,13 @@ chaos: .venv/.dev ## the compose cluster under load, a fault every few seconds; 
 chaos-local: .venv/.dev ## the same against plain processes, without Docker
 	@$(BIN)/python -m tests.chaos --engine local --minutes $(MINUTES)
 
-COMPOSE := docker compose --file deploy/docker-compose.yml
-up: .venv/.run ## build and start the cluster of deploy/docker-compose.yml: two sets of three brokers
+COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(SECURE),--file deploy/docker-compose.secure.yml)
+up: .venv/.run ## build and start the cluster of deploy/docker-compose.yml: two sets of three brokers (SECURE=1: TLS, keys)
 	$(COMPOSE) build --quiet a1
-	$(COMPOSE) up --detach --wait --quiet-pull
-	@deploy/usage
+	$(if $(SECURE),$(COMPOSE) up --quiet-pull --no-log-prefix secrets)
+	$(COMPOSE) up --detach --wait --quiet-pull $(if $(SECURE),a1 a2 a3 b1 b2 b3)
+	@$(if $(SECURE),deploy/fetch-secrets $(COMPOSE))
+	@SECURE=$(SECURE) deploy/usage
 
 down: ## stop it; its data stays (VOLUMES=1: goes too)
 	$(COMPOSE) --profile monitoring down $(if $(VOLUMES),--volumes)

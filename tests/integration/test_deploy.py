@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq import config
+from mq.access import keys
+from mq.broker.security.key_files import first_admin
 from tests.support.broker_process import BrokerProcess
 from tests.support.raft_cluster import free_port
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "docker-compose.yml"
+SECURE = ROOT / "deploy" / "docker-compose.secure.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "mq.json"
 METRIC = re.compile(r"\b(?:mq|process)_[a-z0-9_]+")
 
@@ -105,10 +109,15 @@ def test_every_metric_of_the_dashboard_exists(broker: BrokerProcess) -> None:
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    """The whole file, as Compose reads it; that needs no engine."""
+    return as_compose_reads(COMPOSE)
+
+
+def as_compose_reads(*files: Path) -> dict[str, Any]:
+    """The whole of them; that needs no engine."""
     if shutil.which("docker") is None:
         pytest.skip("there is no docker command")
-    command = ["docker", "compose", "--file", str(COMPOSE), "--profile", "monitoring", "config"]
+    named = [part for file in files for part in ("--file", str(file))]
+    command = ["docker", "compose", *named, "--profile", "monitoring", "config"]
     done = subprocess.run(
         [*command, "--format", "json"], capture_output=True, text=True, check=False, timeout=120
     )
@@ -142,6 +151,42 @@ def test_the_compose_file_has_two_sets_of_three(compose: dict[str, Any]) -> None
         assert all(port["host_ip"] == "127.0.0.1" for port in one["ports"])
     ports = [port["published"] for one in found.values() for port in one["ports"]]
     assert len(set(ports)) == len(ports)
+
+
+def test_the_secure_cluster_knows_its_callers_and_encrypts() -> None:
+    found = as_compose_reads(COMPOSE, SECURE)
+    for name in ("a1", "a2", "a3", "b1", "b2", "b3"):
+        one = found["services"][name]
+        options = config.load(None, one["environment"], {})
+        assert (options.auth.mode, options.auth.open) == ("required", "no")
+        assert options.broker.tls == "required"
+        assert options.raft.tls_cert
+        assert one["healthcheck"]["test"][-1] == options.broker.tls_ca
+        assert one["depends_on"]["secrets"]["condition"] == "service_completed_successfully"
+        (secrets,) = [volume for volume in one["volumes"] if volume["target"] == "/secrets"]
+        assert secrets["read_only"]
+
+
+def test_the_secrets_of_the_secure_cluster_are_made_once(tmp_path: Path) -> None:
+    text = SECURE.read_text()
+    script = textwrap.dedent(text.partition("      - |\n")[2].partition("    volumes:")[0])
+    script = script.replace("/secrets", str(tmp_path)).replace("$$", "$").replace("chown", "true")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    made = []
+    for _ in range(2):
+        subprocess.run(
+            ["/bin/sh", "-euc", script],
+            env={"PATH": path},
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        made.append({one.name: one.read_bytes() for one in tmp_path.iterdir()})
+    assert made[0] == made[1]
+    needed = set(re.findall(r"/secrets/([\w.-]+)", text))
+    assert needed <= made[0].keys()
+    admin = first_admin(str(tmp_path / "first-admin"))
+    assert (admin.user, admin.key) == ("root", keys.parse(made[0]["root.key"].decode().strip()))
 
 
 def test_prometheus_scrapes_every_broker(compose: dict[str, Any]) -> None:
