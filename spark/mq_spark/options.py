@@ -14,16 +14,27 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mq.client import QueueRef
-from mq.client.lowlevel import parse_servers, split_tags
+from mq.client.lowlevel import ConnectionOptions, parse_servers, split_tags
 from mq.errors import MqError
 from mq.names import check_group, check_topic
 from mq_spark.errors import MqSparkError
 
 _log = logging.getLogger(__name__)
 
+# The options about the connection, and the arguments of clients that they are.
+_SECURITY = {
+    "tls": "tls",
+    "ca": "ca",
+    "cert": "cert",
+    "key": "key",
+    "apiKey": "api_key",
+    "apiKeyFile": "api_key_file",
+    "namespace": "namespace",
+}
+SECURITY_OPTIONS = tuple(_SECURITY)
 READ_OPTIONS = (
     "servers",
     "subscribe",
@@ -40,6 +51,7 @@ READ_OPTIONS = (
     "tags",
     "group",
     "zone",
+    *SECURITY_OPTIONS,
     "path",
 )
 # What Spark puts there for itself.
@@ -81,7 +93,7 @@ class Topics:
 class ReadOptions:
     """`starting` and `ending` are None where the user did not say."""
 
-    servers: tuple[str, ...]
+    connection: ConnectionOptions
     topics: Topics
     starting: Position | None = None
     ending: Position | None = None
@@ -91,7 +103,6 @@ class ReadOptions:
     with_properties: bool = False
     tags: str = ""
     group: str = ""
-    zone: str = ""
 
     @property
     def exact_tags(self) -> frozenset[str] | None:
@@ -103,7 +114,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises MqSparkError with the name of the option."""
     reject_unknown(options, READ_OPTIONS, "reading")
     return ReadOptions(
-        servers=servers_of(options),
+        connection=connection_of(options),
         topics=_topics(options),
         starting=_position(options, "starting", illegal={}),
         ending=_position(options, "ending", illegal={EARLIEST: "earliest (-2)"}),
@@ -113,7 +124,6 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         with_properties=flag(options, "includeProperties", default=False),
         tags=tag_filter(options),
         group=_checked(options, "group", check_group),
-        zone=text(options, "zone"),
     )
 
 
@@ -166,14 +176,37 @@ def reject_unknown(options: Mapping[str, str], known: Collection[str], doing: st
         raise MqSparkError(f"option {spelled} is unknown for {doing} with format mq: {hint}")
 
 
-def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:
+def connection_of(options: Mapping[str, str]) -> ConnectionOptions:
+    """Where brokers are, and how to connect to them. Files are those of the machine at hand: each
+    one that reads or writes needs them.
+    """
     given = text(options, "servers")
     if not given:
         raise MqSparkError("option servers is missing: where brokers are, as 'host:port,host:port'")
+    named = {argument: text(options, name) for name, argument in _SECURITY.items()}
+    security: dict[str, Any] = {argument: said for argument, said in named.items() if said}
+    security["tls"] = flag(options, "tls", default=False)
     try:
-        return parse_servers(given)
+        return ConnectionOptions(parse_servers(given), zone=text(options, "zone"), **security)
     except MqError as error:
-        raise MqSparkError(f"option {error}") from None
+        told = str(error)
+        for name, argument in reversed(_SECURITY.items()):
+            told = re.sub(rf"\b{argument}\b", name, told)
+        raise MqSparkError(f"option {told}") from None
+
+
+def connection_options(connection: ConnectionOptions) -> dict[str, str]:
+    """The options that `connection_of` reads."""
+    servers = connection.servers
+    found = {
+        "servers": servers if isinstance(servers, str) else ",".join(servers),
+        "zone": connection.zone,
+        "tls": "true" if connection.tls else "",
+    }
+    for name, argument in _SECURITY.items():
+        if name != "tls":
+            found[name] = str(getattr(connection, argument) or "")
+    return {name: said for name, said in found.items() if said}
 
 
 def text(options: Mapping[str, str], name: str) -> str:

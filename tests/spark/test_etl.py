@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mq.client import Admin, Consumer, Producer
+from mq.client.lowlevel import ConnectionOptions
 from mq_spark.pipelines.common import Runs
 from mq_spark.pipelines.etl.queries import start
 from mq_spark.pipelines.etl.results import Results, days, read_results
@@ -61,7 +62,7 @@ def produce(server: str, *more: str) -> dict[str, Any]:
 
 def run_here(spark: SparkSession, server: str, folder: Path) -> Results:
     """The queries of the command, in the session of the tests."""
-    queries = start(spark, server, TOPICS, str(folder), ONCE)
+    queries = start(spark, ConnectionOptions(server), TOPICS, str(folder), ONCE)
     for query in queries.values():
         assert query.awaitTermination(DEADLINE_S)
     return read_results(folder)

@@ -19,6 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from mq.client import PullConsumer
+from mq.client.lowlevel import ConnectionOptions
 from mq.wire.v1.message_pb2 import Message
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.measuring.metrics_figures import Measure, collected, figures
@@ -222,7 +223,9 @@ def test_windows_are_written_once_and_late_messages_are_counted(
     create_topic(broker.address, "shop", 2)
     create_topic(broker.address, "figures", 2)
     measure = Measure(10, 20, "born", frozenset(["tag"]))
-    wanted = Wanted(broker.address, {"subscribe": "shop"}, measure, ["readers", "nobody"])
+    wanted = Wanted(
+        ConnectionOptions(broker.address), {"subscribe": "shop"}, measure, ["readers", "nobody"]
+    )
     files = FigureFiles(tmp_path)
     checkpoint = tmp_path / "_checkpoint"
 
@@ -276,7 +279,7 @@ def test_windows_are_written_once_and_late_messages_are_counted(
     )
 
     # Other windows in the same place are refused.
-    other = Wanted(broker.address, {"subscribe": "shop"}, Measure(5, 20, "born"))
+    other = Wanted(ConnectionOptions(broker.address), {"subscribe": "shop"}, Measure(5, 20, "born"))
     with pytest.raises(MqSparkError, match=r"was begun with windows of 10000 ms .* by tag"):
         Measuring(other, checkpoint, files=files)
     with pytest.raises(MqSparkError, match="is not its checkpoint"):
@@ -294,13 +297,15 @@ def test_a_look_at_what_is_there_has_open_windows_and_lags_by_queue(
         lookers.commit({("looked-at", 1): 1})
     source = {"subscribePattern": "looked.*|empty"}
     measure = Measure(60, 120, "stored", frozenset(["queue"]))
-    made = measured(spark, Wanted(broker.address, source, measure, ["lookers"]), {})
+    made = measured(
+        spark, Wanted(ConnectionOptions(broker.address), source, measure, ["lookers"]), {}
+    )
     assert _found(made) == _expected(
         _stored(broker, "looked-at"), measure, made["broker_set"][0].as_py()
     )
     assert {tuple(row["lag"]) for row in made.to_pylist()} == {(("lookers", 1),)}
     assert not any(made["is_complete"].to_pylist())
-    empty = Wanted(broker.address, {"subscribe": "empty"}, measure, ["lookers"])
+    empty = Wanted(ConnectionOptions(broker.address), {"subscribe": "empty"}, measure, ["lookers"])
     assert len(measured(spark, empty, {})) == 0
 
 
@@ -313,7 +318,7 @@ def test_late_are_those_that_the_windows_lack_also_in_batches_one_after_the_othe
     send(broker.address, "in-twos", 0, [_message(at) for at in moments])
     source = {"subscribe": "in-twos", "maxOffsetsPerTrigger": "2"}
     files = FigureFiles(tmp_path)
-    wanted = Wanted(broker.address, source, Measure(10, 20, "born"))
+    wanted = Wanted(ConnectionOptions(broker.address), source, Measure(10, 20, "born"))
     measuring = Measuring(wanted, tmp_path / "_checkpoint", files=files)
     writer = measuring.writer(spark, {"startingOffsets": "earliest"})
     query = writer.option("checkpointLocation", str(tmp_path / "_checkpoint"))

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from mq.cli.main import main
 from mq.client import QueueRef, ReceivedMessage
+from mq.client.lowlevel import ConnectionOptions
 from mq_spark.cli import spark as spark_commands
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.archiving.compaction import compact
@@ -207,7 +208,9 @@ def test_a_task_that_is_stopped_does_not_take_the_rows_it_has_for_all(
         with state.locked(), ThreadPoolExecutor(1) as pool:
             directory = ArchiveDirectory(tmp_path)
             plan = state.begin(directory, wanted, tasks=2, chunk_rows=50, window_ms=0)
-            replaying = Replaying(spark, broker.address, state, plan, Pace(rate=200))
+            replaying = Replaying(
+                spark, ConnectionOptions(broker.address), state, plan, Pace(rate=200)
+            )
             running = pool.submit(replaying.run)
             eventually(lambda: running.done() or count(broker.address, "stopped"))
             spark.sparkContext.cancelAllJobs()

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mq.client import Admin, Consumer, Message, Producer
+from mq.client.lowlevel import ConnectionOptions
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.reading.group_progress import Progress
 from mq_spark.source import MqDataSource
@@ -221,6 +222,6 @@ def test_progress_that_cannot_be_committed_does_no_harm(
         assert steps.step() == []
         steps.reader.stop()
     assert "group members: progress was not committed" in caplog.text
-    nobody = Progress(("127.0.0.1:1",), "g")
+    nobody = Progress(ConnectionOptions("127.0.0.1:1"), "g")
     nobody.done({}, wait=True)
     nobody.close()

@@ -29,9 +29,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from mq.client.lowlevel import ConnectionOptions
+
 Command = Callable[..., Any]
 
 _EVERY_MIN_S = 0.2
+
+
+def connection_to(brokers: Brokers) -> ConnectionOptions:
+    """How clients connect to these brokers. Raises IllegalConfig."""
+    from mq.client.lowlevel import ConnectionOptions
+
+    return ConnectionOptions(brokers.servers, **brokers.security)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,9 +52,8 @@ class Pipeline:
     conf: Mapping[str, str]
 
     @property
-    def servers(self) -> str:
-        """For the option `servers` of `format("mq")`."""
-        return self.brokers.servers
+    def connection(self) -> ConnectionOptions:
+        return connection_to(self.brokers)
 
     @property
     def as_json(self) -> bool:

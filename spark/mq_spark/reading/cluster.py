@@ -37,12 +37,12 @@ class Cluster(AbstractContextManager["Cluster"]):
     """For one thread at a time. Methods raise MqSparkError."""
 
     def __init__(self, options: ReadOptions, *, patience_s: float = PATIENCE_S) -> None:
-        self._servers = options.servers
+        self._servers = options.connection.servers
         self._topics = options.topics
         self._patience_s = patience_s
         self._background = background()
-        self._offsets = QueueOffsets(options.servers, zone=options.zone)
-        self._admin = Admin(options.servers)
+        self._offsets = QueueOffsets(**options.connection.shared)
+        self._admin = Admin(**options.connection.shared)
         self._names: list[str] = []
         self._names_at_s = 0.0
         self._named = frozenset(options.topics.queues)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from mq.client import QueueRef
 from mq.client.aio import PullConsumer
-from mq.client.lowlevel import background
+from mq.client.lowlevel import ConnectionOptions, background
 from mq.errors import MqError
 
 _log = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ _PAUSE_S = 5.0
 class Progress:
     """The progress of a stream with a group."""
 
-    def __init__(self, servers: tuple[str, ...], group: str) -> None:
+    def __init__(self, connection: ConnectionOptions, group: str) -> None:
         self._group = group
         self._background = background()
-        self._consumer = PullConsumer(servers, group)
+        self._consumer = PullConsumer(group=group, **connection.shared)
         self._told: dict[QueueRef, int] = {}
         self._under_way: Future[None] | None = None
         self._failed_at_s = -_PAUSE_S

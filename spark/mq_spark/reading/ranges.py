@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from mq.client.arrow.columns import record_batch
 from mq.client.arrow.runs import rows_of
-from mq.client.lowlevel import Page, QueueScanner
+from mq.client.lowlevel import ConnectionOptions, Page, QueueScanner
 from mq.errors import MqError, QueueNotFound, TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
 from mq_spark.errors import MqSparkError, as_our_own
@@ -45,9 +45,9 @@ def check_schema(given: StructType, options: ReadOptions) -> None:
 
 
 @functools.cache
-def _scanner(servers: tuple[str, ...], zone: str) -> QueueScanner:
+def _scanner(connection: ConnectionOptions) -> QueueScanner:
     """One a process, for as long as it lives."""
-    return QueueScanner(servers, zone=zone)
+    return QueueScanner(**connection.shared)
 
 
 def record_batches(ranges: Iterable[QueueRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -57,7 +57,7 @@ def record_batches(ranges: Iterable[QueueRange], options: ReadOptions) -> Iterat
 
 
 def _record_batches(ranges: Iterable[QueueRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    scanner = _scanner(options.servers, options.zone)
+    scanner = _scanner(options.connection)
     for one in ranges:
         for page in _pages(scanner, one, options):
             if not page.runs:

@@ -133,7 +133,7 @@ class _Stream:
         self.latest: Queues | None = None
         self._options = options
         self._cluster = Cluster(options)
-        self._progress = Progress(options.servers, options.group) if options.group else None
+        self._progress = Progress(options.connection, options.group) if options.group else None
         self._looked_at_s = 0.0
         # Earliest and latest, when the stream is to end there.
         self._bounds: tuple[Queues, Queues] | None = None

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from mq.client import QueueRef
 from mq.client.arrow.cutting import Cutter, NumberedBatch
 from mq.client.arrow.encoding import encode, slices
-from mq.client.lowlevel import ExactSender, Shipment, Stored
+from mq.client.lowlevel import ConnectionOptions, ExactSender, Shipment, Stored
 from mq.errors import MqError
 from mq_spark.errors import MqSparkError
 
@@ -33,9 +33,8 @@ _IN_FLIGHT_BYTES = 8 << 20
 class Target:
     """The destination of rows. Without a `topic` each row names it."""
 
-    servers: tuple[str, ...]
+    connection: ConnectionOptions
     topic: str
-    zone: str
     compress_above_bytes: int
     timeout_s: float
 
@@ -59,7 +58,7 @@ class Counts:
 
 def write_partition(batches: Iterator[pa.RecordBatch], target: Target, origin: Origin) -> Counts:
     """Raises MqSparkError with the reason and the topic."""
-    sending = InFlight(target.servers, target.zone, target.timeout_s)
+    sending = InFlight(target.connection, target.timeout_s)
     cutters: dict[str, Cutter] = {}
     try:
         for batch in batches:
@@ -86,9 +85,9 @@ class InFlight:
     those before them. Of one task.
     """
 
-    def __init__(self, servers: str | tuple[str, ...], zone: str, timeout_s: float) -> None:
+    def __init__(self, connection: ConnectionOptions, timeout_s: float) -> None:
         self.counts = Counts()
-        self._sender = _sender(servers, zone)
+        self._sender = _sender(connection)
         self._timeout_s = timeout_s
         self._under_way: deque[tuple[NumberedBatch, Future[Stored]]] = deque()
         self._bytes = 0
@@ -128,8 +127,8 @@ class InFlight:
 
 
 @functools.cache
-def _sender(servers: str | tuple[str, ...], zone: str) -> ExactSender:
-    return ExactSender(servers, zone=zone)
+def _sender(connection: ConnectionOptions) -> ExactSender:
+    return ExactSender(**connection.shared)
 
 
 def by_topic(batch: pa.RecordBatch, topic: str = "") -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -6,9 +6,9 @@ A batch that runs again after a crash has the same query id and batch id, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row
@@ -17,7 +17,10 @@ from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
 from mq.client import Message
+from mq.client.lowlevel import ConnectionOptions
+from mq.errors import MqError
 from mq_spark.errors import MqSparkError
+from mq_spark.options import connection_options
 from mq_spark.writing.writer import check_columns, write_target
 
 ColumnLike: TypeAlias = str | Column
@@ -56,6 +59,7 @@ def sink(  # noqa: PLR0913
     name: str = "",
     compress_above_bytes: int = 4096,
     timeout_s: int = 120,
+    **connection: Any,
 ) -> Callable[[DataFrame, int], None]:
     """For `df.writeStream.foreachBatch(sink(...))`, or to be called in a function of your own with
     the frame and its batch id: each row is stored once, however often the batch runs.
@@ -64,6 +68,9 @@ def sink(  # noqa: PLR0913
     go to `topic`, or each to its `topic_column`. Several sinks in one query that have the same
     topic need a `name` each. Works in queries only: elsewhere, df.write.format("mq") does. Options
     are checked at once: MqSparkError.
+
+    `connection`: `tls`, `ca`, `cert`, `key`, `api_key`, `api_key_file`, `namespace` and `zone`, as
+    clients take them. Each machine that runs tasks needs the files.
     """
     columns = {
         "keys": keys,
@@ -79,7 +86,7 @@ def sink(  # noqa: PLR0913
     if bool(topic) == (topic_column is not None):
         raise MqSparkError("sink: give either topic or topic_column")
     options = {
-        "servers": servers if isinstance(servers, str) else ",".join(servers),
+        **_connection_options(servers, connection),
         "compressAboveBytes": str(compress_above_bytes),
         "timeoutSeconds": str(timeout_s),
         **({"topic": topic} if topic else {}),
@@ -96,6 +103,15 @@ def sink(  # noqa: PLR0913
             made.write.format("mq").mode("append").options(**options, **identity).save()
 
     return write
+
+
+def _connection_options(
+    servers: str | Sequence[str], connection: Mapping[str, Any]
+) -> dict[str, str]:
+    try:
+        return connection_options(ConnectionOptions(servers, **connection))
+    except (MqError, TypeError) as error:
+        raise MqSparkError(f"sink: {error}") from None
 
 
 def _column(one: ColumnLike) -> Column:

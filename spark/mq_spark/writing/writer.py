@@ -46,6 +46,7 @@ WRITE_OPTIONS = (
     "servers",
     "topic",
     "zone",
+    *opts.SECURITY_OPTIONS,
     "compressAboveBytes",
     "timeoutSeconds",
     "txnAppId",
@@ -146,9 +147,8 @@ def write_target(options: Mapping[str, str]) -> Target:
     if opts.text(options, "path"):
         raise MqSparkError("path is for reading without a broker: leave it out of save and start")
     return Target(
-        opts.servers_of(options),
+        opts.connection_of(options),
         topic,
-        opts.text(options, "zone"),
         _number(options, "compressAboveBytes", 4096, 0),
         _number(options, "timeoutSeconds", 120, 1),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.client import QueueRef
+from mq.client.lowlevel import ConnectionOptions
 from mq_spark.errors import MqSparkError
 from mq_spark.options import (
     AtOffsets,
@@ -13,6 +14,8 @@ from mq_spark.options import (
     Topics,
     check_batch,
     check_stream,
+    connection_of,
+    connection_options,
     read_options,
 )
 
@@ -20,7 +23,7 @@ LEAST = {"servers": "a:1", "subscribe": "t"}
 
 
 def test_omitted_options_have_their_defaults() -> None:
-    assert read_options(LEAST) == ReadOptions(("a:1",), Topics(names=("t",)))
+    assert read_options(LEAST) == ReadOptions(ConnectionOptions(("a:1",)), Topics(names=("t",)))
     assert read_options(LEAST).fail_on_data_loss
     assert read_options(LEAST).exact_tags is None
 
@@ -42,7 +45,7 @@ def test_names_are_the_same_in_upper_and_lower_case() -> None:
         "queryname": "q",
     }
     assert read_options(given) == ReadOptions(
-        servers=("a:1", "b:2"),
+        connection=ConnectionOptions(("a:1", "b:2"), zone="z"),
         topics=Topics(names=("t", "u")),
         starting=AtTime(1000),
         ending=AtOffsets("endingOffsets", {QueueRef("t", 1, "set-0"): 5, QueueRef("t", 0): -1}),
@@ -52,7 +55,6 @@ def test_names_are_the_same_in_upper_and_lower_case() -> None:
         with_properties=True,
         tags="a || b",
         group="g",
-        zone="z",
     )
     assert read_options(given).exact_tags == frozenset(["a", "b"])
 
@@ -151,3 +153,54 @@ def test_a_stream_has_no_end(given: dict[str, str]) -> None:
     check_batch(options)
     with pytest.raises(MqSparkError, match=f"{next(iter(given))} cannot be used here"):
         check_stream(options)
+
+
+# The connection
+
+SECRET = "mqk_abcdefghijkl_" + "s" * 43
+
+
+def test_a_connection_has_the_arguments_of_clients_and_can_be_told_as_options_again() -> None:
+    given = {
+        "servers": "a:1,b:2",
+        "zone": "z",
+        "TLS": "true",
+        "ca": "/ca",
+        "cert": "/c",
+        "key": "/k",
+        "apikeyfile": "/f",
+        "namespace": "n",
+    }
+    connection = connection_of(given)
+    assert connection == ConnectionOptions(
+        ("a:1", "b:2"),
+        zone="z",
+        tls=True,
+        ca="/ca",
+        cert="/c",
+        key="/k",
+        api_key_file="/f",
+        namespace="n",
+    )
+    assert connection_of(connection_options(connection)) == connection
+    least = connection_of({"servers": "a:1", "apiKey": SECRET})
+    assert connection_options(least) == {"servers": "a:1", "apiKey": SECRET}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"cert": "/c"}, "option cert is given without key: give both cert and key"),
+        ({"apiKey": "x", "apiKeyFile": "/f"}, "option apiKey and apiKeyFile are two keys"),
+        ({"apiKey": f"{SECRET} x"}, "option apiKey holds no API key"),
+        ({"tls": "perhaps"}, "tls = 'perhaps': use true or false"),
+    ],
+)
+def test_a_slip_in_the_connection_is_told_without_the_key(given: dict[str, str], told: str) -> None:
+    with pytest.raises(MqSparkError, match=told) as raised:
+        read_options(LEAST | given)
+    assert "sss" not in str(raised.value)
+
+
+def test_a_secret_is_in_no_repr_of_options() -> None:
+    assert "sss" not in repr(read_options(LEAST | {"apiKey": SECRET}))

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from mq.client.lowlevel import ConnectionOptions
 from mq_spark.errors import MqSparkError
 from mq_spark.source import MqDataSource
 from mq_spark.writing.sending import Target
@@ -58,9 +59,11 @@ def _traces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_have_defaults_and_any_case() -> None:
-    assert write_target(OPTIONS) == Target(("b-0:1", "b-1:2"), "t", "", 4096, 120)
+    assert write_target(OPTIONS) == Target(ConnectionOptions(("b-0:1", "b-1:2")), "t", 4096, 120)
     given = {"TOPIC": "u", "Zone": "z", "compressaboveBYTES": "0", "timeoutSeconds": "7"}
-    assert write_target({"servers": "b:1", **given}) == Target(("b:1",), "u", "z", 0, 7)
+    assert write_target({"servers": "b:1", **given}) == Target(
+        ConnectionOptions(("b:1",), zone="z"), "u", 0, 7
+    )
 
 
 @pytest.mark.parametrize(

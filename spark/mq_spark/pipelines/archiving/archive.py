@@ -21,6 +21,7 @@ import click
 from mq.cli import output
 from mq.cli.options import PLACE_METAVAR, TIME_HELP, Place, PlaceInTime
 from mq.cli.tables import counted, size
+from mq_spark.options import connection_options
 from mq_spark.pipelines import offset_log, progress
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory, Stored
 from mq_spark.pipelines.archiving.compact import today
@@ -207,7 +208,7 @@ def archive(  # noqa: PLR0913 - one a flag
     if bool(topics) == bool(pattern):
         raise click.UsageError("give --topics or --pattern, one of them")
     options = {"subscribe": topics} if topics else {"subscribePattern": pattern}
-    options |= {"servers": pipeline.servers, "includeProperties": "true"}
+    options |= connection_options(pipeline.connection) | {"includeProperties": "true"}
     options |= _start(starting) | {"maxOffsetsPerTrigger": str(rows_per_trigger)}
     options |= {name: text for name, text in (("group", group), ("tags", tags)) if text}
     directory = ArchiveDirectory(target.absolute())

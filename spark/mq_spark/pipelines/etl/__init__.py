@@ -24,7 +24,7 @@ from mq.cli import output
 from mq.cli.options import Brokers, Duration, with_brokers
 from mq.cli.tables import Column, print_table
 from mq.names import check_topic
-from mq_spark.pipelines.common import Pipeline, Runs, with_pipeline, with_runs
+from mq_spark.pipelines.common import Pipeline, Runs, connection_to, with_pipeline, with_runs
 from mq_spark.pipelines.progress import ProgressLine, Seen, sigterm_as_interrupt
 
 if TYPE_CHECKING:
@@ -120,11 +120,12 @@ def produce(brokers: Brokers, *, shop: str, users: int, seed: int, over_s: float
     )
 
     topics = Topics.of(shop)
-    create_topics(brokers.servers, topics)
-    day = make_day(last_day(brokers.servers, topics) + 1, users, seed)
+    connection = connection_to(brokers)
+    create_topics(connection, topics)
+    day = make_day(last_day(connection, topics) + 1, users, seed)
     total = len(day.clicks) + len(day.orders) + len(day.payments)
     with output.meter(f"day {day.number}", "message", total) as show:
-        send_day(brokers.servers, topics, day, over_s or 0.0, show)
+        send_day(connection, topics, day, over_s or 0.0, show)
     answer = {"day": day.date, **day.answer._asdict()}
     if brokers.as_json:
         output.write_json(answer)
@@ -150,8 +151,8 @@ def run(pipeline: Pipeline, *, runs: Runs, shop: str, folder: Path) -> None:
         from mq_spark.pipelines.etl.traffic import Topics, create_topics
 
         topics = Topics.of(shop)
-        create_topics(pipeline.servers, topics)
-        _follow(start(session, pipeline.servers, topics, str(folder), runs))
+        create_topics(pipeline.connection, topics)
+        _follow(start(session, pipeline.connection, topics, str(folder), runs))
 
 
 def _follow(queries: Mapping[str, StreamingQuery]) -> None:

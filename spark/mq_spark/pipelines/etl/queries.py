@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from mq.client.lowlevel import ConnectionOptions
+from mq_spark.options import connection_options
 from mq_spark.pipelines.etl.shop import CLOSES_HOUR, PAY_WITHIN_MINUTES, SESSION_GAP_MINUTES
 from mq_spark.pipelines.etl.traffic import Topics
 from mq_spark.writing.sink import sink
@@ -37,14 +39,16 @@ if TYPE_CHECKING:
 WriteBatch = Callable[[DataFrame, int], None]
 
 
-def read_topic(spark: SparkSession, servers: str, topic: str, group: str, fields: str) -> DataFrame:
+def read_topic(
+    spark: SparkSession, connection: ConnectionOptions, topic: str, group: str, fields: str
+) -> DataFrame:
     """The messages of a topic as a stream of rows with these fields, out of their JSON.
 
     `group` makes the query visible to operators: `mq group describe` shows how far it is behind.
     """
     messages = (
         spark.readStream.format("mq")
-        .option("servers", servers)
+        .options(**connection_options(connection))
         .option("subscribe", topic)
         .option("group", group)
         # A new query begins with the oldest message. A restarted one goes on at its checkpoint.
@@ -65,13 +69,17 @@ def is_open(at: Column) -> Column:
     return F.hour(at) < CLOSES_HOUR
 
 
-def sessions(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
+def sessions(spark: SparkSession, connection: ConnectionOptions, topics: Topics) -> DataFrame:
     """Clicks of one user, as long as they are not further apart than the gap. A session is there
     once the watermark has passed its end: then no click can be added.
     """
     clicks = (
         read_topic(
-            spark, servers, topics.clicks, topics.sessions, "user string, page string, at timestamp"
+            spark,
+            connection,
+            topics.clicks,
+            topics.sessions,
+            "user string, page string, at timestamp",
         )
         .withWatermark("at", LATENESS)
         .where(is_open(F.col("at")))
@@ -89,14 +97,14 @@ def sessions(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
     )
 
 
-def sales(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
+def sales(spark: SparkSession, connection: ConnectionOptions, topics: Topics) -> DataFrame:
     """Every order with its payment. An order is there when it is paid; or, without a payment, once
     the watermarks of both streams have passed the time in which it could have been paid.
     """
     orders = (
         read_topic(
             spark,
-            servers,
+            connection,
             topics.orders,
             topics.sales,
             "order_id string, user string, amount_cents long, at timestamp",
@@ -108,7 +116,7 @@ def sales(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
     payments = (
         read_topic(
             spark,
-            servers,
+            connection,
             topics.payments,
             topics.sales,
             "order_id string, method string, at timestamp",
@@ -127,17 +135,17 @@ def sales(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
     return joined.withColumn("status", status).select("orders.order_id", *SALE_COLUMNS[1:])
 
 
-def sessions_to_topic(servers: str, topic: str) -> WriteBatch:
+def sessions_to_topic(connection: ConnectionOptions, topic: str) -> WriteBatch:
     """Rows become messages by what the sink is told of their columns."""
     body = F.to_json(F.struct(*SESSION_COLUMNS))
-    return sink(servers=servers, topic=topic, body=body, ordering_key="user")
+    return sink(**connection.shared, topic=topic, body=body, ordering_key="user")
 
 
-def sales_to_topic(servers: str, topic: str) -> WriteBatch:
+def sales_to_topic(connection: ConnectionOptions, topic: str) -> WriteBatch:
     """With the status as the tag, so that a consumer can ask for what is unpaid alone."""
     body = F.to_json(F.struct(*SALE_COLUMNS))
     keys = F.array("order_id")
-    return sink(servers=servers, topic=topic, body=body, keys=keys, tag="status")
+    return sink(**connection.shared, topic=topic, body=body, keys=keys, tag="status")
 
 
 def also_to_parquet(to_topic: WriteBatch, folder: str) -> WriteBatch:
@@ -160,12 +168,15 @@ def also_to_parquet(to_topic: WriteBatch, folder: str) -> WriteBatch:
 
 
 def start(
-    spark: SparkSession, servers: str, topics: Topics, folder: str, runs: Runs
+    spark: SparkSession, connection: ConnectionOptions, topics: Topics, folder: str, runs: Runs
 ) -> dict[str, StreamingQuery]:
     """Both queries, by name. `runs` says whether they end when all of now is done."""
     parts = {
-        "sessions": (sessions(spark, servers, topics), sessions_to_topic(servers, topics.sessions)),
-        "sales": (sales(spark, servers, topics), sales_to_topic(servers, topics.sales)),
+        "sessions": (
+            sessions(spark, connection, topics),
+            sessions_to_topic(connection, topics.sessions),
+        ),
+        "sales": (sales(spark, connection, topics), sales_to_topic(connection, topics.sales)),
     }
     started = {}
     for name, (rows, to_topic) in parts.items():

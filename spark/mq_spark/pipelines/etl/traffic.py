@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from mq.client import Admin, HalfMessage, Message, Producer, PullConsumer, TransactionProducer
+from mq.client.lowlevel import ConnectionOptions
 from mq.errors import IllegalRequest, TopicExists, Unreachable
 from mq_spark.pipelines.etl.shop import (
     CLOSES_HOUR,
@@ -57,18 +58,18 @@ class Topics(NamedTuple):
         return cls(*(f"{shop}-{name}" for name in cls._fields))
 
 
-def create_topics(servers: str, topics: Topics) -> None:
+def create_topics(connection: ConnectionOptions, topics: Topics) -> None:
     """Those that are not there."""
-    with Admin(servers) as admin:
+    with Admin(**connection.shared) as admin:
         for topic in topics:
             with contextlib.suppress(TopicExists):
                 is_orders = topic == topics.orders
                 admin.create_topic(topic, _QUEUES, "transactional" if is_orders else "normal")
 
 
-def last_day(servers: str, topics: Topics) -> int:
+def last_day(connection: ConnectionOptions, topics: Topics) -> int:
     """The number of the last day that was sent; 0 when there is none. IllegalRequest."""
-    with PullConsumer(servers) as consumer:
+    with PullConsumer(**connection.shared) as consumer:
         ends = consumer.find_offsets(topics.clicks, "latest")
         last = [
             consumer.pull(topic, queue_id, end - 1, broker_set=broker_set)
@@ -89,7 +90,9 @@ def _day_of_click(topic: str, body: bytes) -> int:
         ) from error
 
 
-def send_day(servers: str, topics: Topics, day: Day, over_s: float, show: Show) -> None:
+def send_day(
+    connection: ConnectionOptions, topics: Topics, day: Day, over_s: float, show: Show
+) -> None:
     """Everything is stored when this returns. `over_s`: spread over so many seconds; 0: as fast as
     it goes. Unreachable.
     """
@@ -107,9 +110,13 @@ def send_day(servers: str, topics: Topics, day: Day, over_s: float, show: Show) 
         return "COMMIT" if half.transaction_id in booked else "UNKNOWN"
 
     with (
-        Producer(servers, timeout_s=_TIMEOUT_S) as producer,
+        Producer(timeout_s=_TIMEOUT_S, **connection.shared) as producer,
         TransactionProducer(
-            servers, f"{topics.orders}-service", book, was_booked, timeout_s=_TIMEOUT_S
+            producer_group=f"{topics.orders}-service",
+            execute=book,
+            check=was_booked,
+            timeout_s=_TIMEOUT_S,
+            **connection.shared,
         ) as transactions,
         ThreadPoolExecutor(_TRANSACTIONS_AT_ONCE) as threads,
     ):

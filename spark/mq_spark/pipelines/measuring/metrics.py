@@ -211,7 +211,7 @@ def metrics(  # noqa: PLR0913 - one a flag
     source = {"subscribe": topics} if topics else {"subscribePattern": pattern}
     source |= {"tags": tags} if tags else {}
     measure = Measure(window_s, watermark_s, time_of, frozenset(by))
-    wanted = Wanted(pipeline.servers, source, measure, groups)
+    wanted = Wanted(pipeline.connection, source, measure, groups)
     pipeline = dataclasses.replace(pipeline, conf={**_CONF, **pipeline.conf})
     if target is None and not to_topic:
         _show_now(pipeline, wanted, _start(starting), shown)

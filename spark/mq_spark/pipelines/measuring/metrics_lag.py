@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from mq.client import Admin
+from mq.client.lowlevel import ConnectionOptions
 from mq.errors import MqError
 from mq_spark.pipelines.measuring.metrics_figures import SCHEMA
 
@@ -26,10 +27,10 @@ Lags = Mapping[str, Mapping[str, Mapping[str, int]]]
 _PLACE = ("topic", "broker_set", "queue_id")
 
 
-def lags_of(servers: str, groups: Sequence[str]) -> Lags:
+def lags_of(connection: ConnectionOptions, groups: Sequence[str]) -> Lags:
     """As they are now."""
     found: dict[str, dict[str, dict[str, int]]] = {}
-    with Admin(servers) as admin:
+    with Admin(**connection.shared) as admin:
         for group in groups:
             try:
                 queues = admin.describe_group(group).queues
@@ -43,13 +44,15 @@ def lags_of(servers: str, groups: Sequence[str]) -> Lags:
     return found
 
 
-def lags_of_batch(directory: Path, batch_id: int, servers: str, groups: Sequence[str]) -> Lags:
+def lags_of_batch(
+    directory: Path, batch_id: int, connection: ConnectionOptions, groups: Sequence[str]
+) -> Lags:
     """The same each time for the same batch."""
     path = directory / f"{batch_id}.json"
     if path.exists():
         known: Lags = json.loads(path.read_text())
         return known
-    found = lags_of(servers, groups)
+    found = lags_of(connection, groups)
     directory.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".fresh")
     fresh.write_text(json.dumps(found))

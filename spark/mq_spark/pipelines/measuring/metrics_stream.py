@@ -24,7 +24,9 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from mq.cli.output import json_line
+from mq.client.lowlevel import ConnectionOptions
 from mq_spark.errors import MqSparkError
+from mq_spark.options import connection_options
 from mq_spark.pipelines.measuring.metrics_figures import (
     OBSERVED,
     SCHEMA,
@@ -45,10 +47,14 @@ _SKEW_MAX_MS = 3_600_000
 class Wanted:
     """`source` are options of `format("mq")` that say what is read, without where it begins."""
 
-    servers: str
+    connection: ConnectionOptions
     source: Mapping[str, str]
     measure: Measure
     groups: Sequence[str] = ()
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {**connection_options(self.connection), **self.source}
 
 
 class Measuring:
@@ -64,7 +70,7 @@ class Measuring:
         show: Callable[[pa.Table], None] | None = None,
     ) -> None:
         self._wanted, self._files, self._show = wanted, files, show
-        self._send = _sink(wanted.servers, topic) if topic else None
+        self._send = _sink(wanted.connection, topic) if topic else None
         self._checkpoint = checkpoint
         self._query = _settled(checkpoint, wanted.measure, files)
         self.windows = 0
@@ -77,9 +83,7 @@ class Measuring:
     def writer(self, session: SparkSession, starting: Mapping[str, str]) -> DataStreamWriter:
         """`starting` holds for the first run only."""
         messages = (
-            session.readStream.format("mq")
-            .options(servers=self._wanted.servers, **self._wanted.source, **starting)
-            .load()
+            session.readStream.format("mq").options(**self._wanted.options, **starting).load()
         )
         made = figures(messages, self._wanted.measure)
         return made.writeStream.outputMode("append").foreachBatch(self.take)
@@ -104,7 +108,7 @@ class Measuring:
 
     def _lags(self, batch_id: int) -> Any:
         directory = self._checkpoint / "mq-lags"
-        return lags_of_batch(directory, batch_id, self._wanted.servers, self._wanted.groups)
+        return lags_of_batch(directory, batch_id, self._wanted.connection, self._wanted.groups)
 
     def count_late(self, records: Iterable[StreamingQueryProgress]) -> int:
         """The number of messages that came too late in this run, by Spark's progress records."""
@@ -139,19 +143,15 @@ class Measuring:
 
 def measured(session: SparkSession, wanted: Wanted, starting: Mapping[str, str]) -> pa.Table:
     """All that is there now, as a batch, with the windows that are still open."""
-    messages = (
-        session.read.format("mq")
-        .options(servers=wanted.servers, **wanted.source, **starting)
-        .load()
-    )
+    messages = session.read.format("mq").options(**wanted.options, **starting).load()
     made = collected(figures(messages, wanted.measure), wanted.measure, is_final=False)
-    return with_lags(made, lags_of(wanted.servers, wanted.groups)) if wanted.groups else made
+    return with_lags(made, lags_of(wanted.connection, wanted.groups)) if wanted.groups else made
 
 
-def _sink(servers: str, topic: str) -> Callable[[DataFrame, int], None]:
+def _sink(connection: ConnectionOptions, topic: str) -> Callable[[DataFrame, int], None]:
     from mq_spark.writing.sink import sink
 
-    return sink(servers=servers, topic=topic, keys="keys", ordering_key="topic")
+    return sink(**connection.shared, topic=topic, keys="keys", ordering_key="topic")
 
 
 # -- what a message of figures is ------------------------------------------------------------------

@@ -26,7 +26,7 @@ import click
 from mq.cli import output
 from mq.cli.options import TIME_HELP, Moment
 from mq.cli.tables import Column, counted, print_table, stored_at
-from mq.client.lowlevel import split_tags
+from mq.client.lowlevel import ConnectionOptions, split_tags
 from mq.names import check_topic
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
@@ -127,12 +127,12 @@ class Replaying:
     def __init__(
         self,
         session: SparkSession,
-        servers: str,
+        connection: ConnectionOptions,
         state: ReplayState,
         plan: Plan,
         pace: Pace | None,
     ) -> None:
-        self._session, self._servers = session, servers
+        self._session, self._connection = session, connection
         self._state, self._plan, self._pace = state, plan, pace
         self._paced_at_s = 0.0
         self.done = self._before = state.done()
@@ -175,7 +175,7 @@ class Replaying:
         files = list(plan.steps[number].files)
         _check_there(plan.root, files)
         job = Job(
-            servers=self._servers,
+            connection=self._connection,
             writer=plan.writer,
             step=number,
             chunk_rows=plan.chunk_rows,
@@ -365,7 +365,7 @@ def _run(
             plan = state.begin(archive, wanted, tasks=tasks, **_cuts(pace))
             output.note(f"Replay {state.replay_id}: if it is cut off, add --id {state.replay_id}")
         began_s = time.monotonic()
-        replaying = Replaying(session, pipeline.servers, state, plan, pace)
+        replaying = Replaying(session, pipeline.connection, state, plan, pace)
         _follow(replaying, session.sparkContext.cancelAllJobs)
     _print_result(state, replaying, time.monotonic() - began_s, as_json=pipeline.as_json)
 

@@ -25,6 +25,7 @@ from pyspark import TaskContext
 from mq.client import QueueRef
 from mq.client.arrow.cutting import Cutter, NumberedBatch
 from mq.client.arrow.encoding import Encoded, UInt64s, encode, slices
+from mq.client.lowlevel import ConnectionOptions
 from mq.errors import MqError
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.replaying.pacing import Pace, Schedule
@@ -54,7 +55,7 @@ _RESULT = pa.schema(
 class Job:
     """One step, for all of its tasks. Called by Spark, with the rows of one of them."""
 
-    servers: str
+    connection: ConnectionOptions
     # Names the replay to the broker.
     writer: str
     step: int
@@ -127,7 +128,7 @@ class _Sending:
         self._job = job
         self._partition = partition
         self._schedule = Schedule(job.pace, time.monotonic()) if job.pace else None
-        self._in_flight = InFlight(job.servers, "", _TIMEOUT_S)
+        self._in_flight = InFlight(job.connection, _TIMEOUT_S)
         self._cuttings: dict[str, _Cutting] = {}
         self._told_at_s = 0.0
 
