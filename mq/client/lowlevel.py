@@ -9,6 +9,7 @@ are as proto/mq/v1 describes them. Everything runs on the `background` loop of t
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from mq.client.cluster.connection import (
     ConnectionOptions,
     parse_servers,
 )
-from mq.client.cluster.retry import now_s, repeat
+from mq.client.cluster.retry import Throttle, now_s, repeat
 from mq.client.cluster.topology import queues_of
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import find_offsets
@@ -223,6 +224,7 @@ class BatchSender:
         self._connection = connection
         # The newest request to each queue: the next one waits for it, so that order holds.
         self._newest: dict[QueueRef, asyncio.Task[Stored]] = {}
+        self._throttles: defaultdict[str, Throttle] = defaultdict(Throttle)
 
     async def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
         """The writable queues of all sets. The hash of an ordering key modulo their number is the
@@ -262,11 +264,16 @@ class BatchSender:
         # One batch per request: several would have to be sent again together.
         request = RawAtomicRequest(batches=[shipment.data])
 
+        throttle = self._throttles[broker_set.name]
+
         async def attempt(left_s: float) -> AtomicResponse:
             response: AtomicResponse = await broker_set.call(request, left_s, attempt_s=_ATTEMPT_S)
             return response
 
-        (result,) = (await repeat(attempt, timeout_s)).results
+        await throttle.wait()
+        response = await repeat(attempt, timeout_s)
+        throttle.asked(response.throttle_ms)
+        (result,) = response.results
         return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
 
 

@@ -34,7 +34,7 @@ from dataclasses import KW_ONLY, dataclass
 from mq.client import encode
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import REFUSALS, retry_after_s
-from mq.client.cluster.retry import back_off_s, is_set
+from mq.client.cluster.retry import Throttle, back_off_s, is_set
 from mq.client.cluster.topology import is_writable, queues_of, topic_not_found
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.offsets import query_offsets
@@ -159,6 +159,7 @@ class Processor(GroupClient):
         self._closing = asyncio.Event()
         self._is_over = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
+        self._throttle = Throttle()
         self._join_anew()
 
     def _join_anew(self) -> None:
@@ -425,7 +426,8 @@ class Processor(GroupClient):
         began_s = loop.time()
         for attempt in itertools.count():
             try:
-                await self._connection.of(broker_set).call(request, _ATTEMPT_S)
+                await self._throttle.wait()
+                response = await self._connection.of(broker_set).call(request, _ATTEMPT_S)
             except MqError as error:
                 waited_s = loop.time() - began_s
                 is_early = isinstance(error, UnknownMember) and waited_s < _UNKNOWN_S_MAX
@@ -438,6 +440,7 @@ class Processor(GroupClient):
                 if is_closing and waited_s > _GOODBYE_S_MAX:
                     raise
             else:
+                self._throttle.asked(response.throttle_ms)
                 return
 
     async def _pause(self, seconds: float) -> bool:

@@ -84,6 +84,30 @@ async def repeat(attempt: Callable[[float], Awaitable[T]], timeout_s: float) -> 
                 raise
 
 
+class Throttle:
+    """The pauses that a broker set asks for with `throttle_ms` in its answers, while a rate of the
+    caller's quotas is exceeded: what is sent all the same would soon be refused.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = 0.0
+
+    def asked(self, throttle_ms: int) -> float:
+        """An answer has this `throttle_ms`, mostly 0. Returns for how long to send nothing."""
+        if throttle_ms:
+            self._until_s = max(self._until_s, now_s() + throttle_ms / 1000)
+        return throttle_ms / 1000
+
+    @property
+    def is_on(self) -> bool:
+        return self._until_s > 0.0 and now_s() < self._until_s
+
+    async def wait(self) -> None:
+        """Until the next request may be sent."""
+        while self.is_on:  # noqa: ASYNC110 # other answers may prolong it
+            await asyncio.sleep(self._until_s - now_s())
+
+
 class CallTarget(ABC):
     """The brokers that may answer a request, and what a refusal says about them. The type of a
     request names its method.

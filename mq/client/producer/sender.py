@@ -26,7 +26,7 @@ from mq.client import encode
 from mq.client.cluster.connection import Connection, ConnectionOptions, SetConnection
 from mq.client.cluster.errors import REFUSALS, error_of, retry_after_s, reworded
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
-from mq.client.cluster.retry import back_off_s, cancelled
+from mq.client.cluster.retry import Throttle, back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.messages import AckName, Message
 from mq.client.producer.batching import Accumulator, AddResult
@@ -124,6 +124,7 @@ class SetSender:
         # Requests without an answer, oldest first, by the stream on which they were sent.
         self._in_flight: dict[BrokerStream, dict[int, Request]] = {}
         self._writing: asyncio.Task[None] | None = None
+        self._throttle = Throttle()
 
     @property
     def is_connected(self) -> bool:
@@ -135,11 +136,19 @@ class SetSender:
         stream = self.streams.current
         if self._writing is not None or stream is None or stream not in self._in_flight:
             return False
+        if self._throttle.is_on:
+            return False
         return len(self._in_flight[stream]) < self._in_flight_max
 
     @property
     def in_flight(self) -> Iterable[Request]:
         return itertools.chain.from_iterable(one.values() for one in self._in_flight.values())
+
+    def pause(self, throttle_ms: int) -> float:
+        """By the word of the broker. Returns for how long."""
+        pause_s = self._throttle.asked(throttle_ms)
+        self._loop.call_later(pause_s, self._owner.wake)
+        return pause_s
 
     def is_silent(self, now_s: float, patience_s: float) -> bool:
         """Whether an answer is overdue by `patience_s`, and nothing at all was received."""
@@ -477,6 +486,8 @@ class Sender:
             sender.progress_s = now_s
             sender.broker_set.servers.succeeded(stream.address, now_s - request.sent_s)
             self._avoidance.answered(sender.name, now_s - request.sent_s, now_s)
+        if response.throttle_ms:
+            self._avoidance.is_busy(sender.name, now_s, sender.pause(response.throttle_ms))
         for at, batch in enumerate(request.batches):
             if not batch.is_done:
                 self._settle(sender, stream, batch, results[at] if at < len(results) else missing)

@@ -27,7 +27,7 @@ from mq import names
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.errors import REFUSALS, error_of, retry_after_s, reworded, unanswered
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
-from mq.client.cluster.retry import Retry, back_off_s, cancelled
+from mq.client.cluster.retry import Retry, Throttle, back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.encode import Encoded, encode_message
 from mq.client.messages import Message
@@ -132,6 +132,7 @@ class SetTransactions:
         # Requests for the current stream; None ends it.
         self._out: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._is_closing = False
+        self._throttle = Throttle()
         self._streams = LeaderStream(broker_set, TransactRequest, self, _PATIENCE)
         self._streams.open()
 
@@ -141,6 +142,7 @@ class SetTransactions:
         self, half: _Half, queue_id: int, deadline_s: float, has_others: Callable[[], bool] | None
     ) -> TransactResponse:
         """Elsewhere, only with `has_others`."""
+        await self._throttle.wait()
         while True:
             producer_id, sequence = self._sequences.take()
             request_id = next(self._ids)
@@ -233,6 +235,8 @@ class SetTransactions:
             self._failed(stream, pending, response.failed)
         else:
             self._owner.answered(self, max(0.0, self._loop.time() - sent_s))
+            if response.half.throttle_ms:
+                self._owner.is_busy(self, self._throttle.asked(response.half.throttle_ms))
             pending.future.set_result(response)
 
     def _failed(self, stream: BrokerStream, pending: _Pending, status: Status) -> None:

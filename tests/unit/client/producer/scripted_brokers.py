@@ -76,6 +76,9 @@ class ScriptedBrokers:
         self.creates_topics = True
         self.script = script
         self.answer_s = ANSWER_S
+        # With each answer, and when each request came.
+        self.throttle_ms = 0
+        self.received_s: list[float] = []
         self.stored: list[Stored] = []
         self.requests: list[PublishRequest] = []
         self.calls: list[PublishCall] = []
@@ -247,6 +250,7 @@ class PublishCall:
             return
         request = PublishRequest.FromString(data)
         self._brokers.requests.append(request)
+        self._brokers.received_s.append(self._loop.time())
         self.unanswered += request.ack != ACK_NONE
         self.unanswered_max = max(self.unanswered_max, self.unanswered)
         try:
@@ -257,7 +261,11 @@ class PublishCall:
             pass
         else:
             if request.ack != ACK_NONE:
-                response = PublishResponse(request_id=request.request_id, results=results)
+                response = PublishResponse(
+                    request_id=request.request_id,
+                    results=results,
+                    throttle_ms=self._brokers.throttle_ms,
+                )
                 self._loop.call_later(self._brokers.answer_s, self._answer, response)
 
     def _answer(self, response: PublishResponse) -> None:
