@@ -97,15 +97,16 @@ class Bootstrap:
         key = self._token()
         if key is not None and self._is_live(key):
             return
-        if key is None:
-            key = keys.new()
-            await asyncio.to_thread(_write_private, self._path, key.text)
+        key, hidden = keys.new(), f"{self._path}.new"
+        await asyncio.to_thread(_write_private, hidden, key.text)
         others = [one.id for one in self._access.credentials_of(BOOTSTRAP_USER)]
         await self._change(
             AccessChange(put_user=User(name=BOOTSTRAP_USER, roles=[SUPERUSER])),
             *(AccessChange(drop_credential=one) for one in others),
             AccessChange(put_credential=_credential(BOOTSTRAP_USER, key)),
         )
+        # It is there when it can be used.
+        os.replace(hidden, self._path)
         log.warning("a one-time token waits for the first administrator", file=self._path)
 
     def _drop_stale(self) -> None:
@@ -145,13 +146,11 @@ def _credential(user: str, key: ApiKey) -> Credential:
 
 
 def _write_private(path: str, text: str) -> None:
-    """Whole or not at all, and never readable by others."""
-    temporary = f"{path}.new"
+    """Never readable by others."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)

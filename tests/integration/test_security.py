@@ -20,6 +20,7 @@ from mq.wire.v1 import security_pb2 as pb
 from tests.support.broker_process import BrokerProcess
 from tests.support.raft_cluster import poll
 from tests.support.topics import call
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,3 +229,21 @@ def test_brokers_of_a_cluster_greet_each_other_by_their_key(tmp_path: Path) -> N
         with pytest.raises(grpc.RpcError):
             call(a.address, "ClusterService/Greet", request, cluster_pb2.GreetResponse, other.text)
         assert cluster_key not in a.output() + b.output()
+
+
+def test_a_backup_has_the_users_and_what_proves_them(tmp_path: Path) -> None:
+    root, data = keys.new(), tmp_path / "restored"
+    with BrokerProcess(tmp_path / "data", "--metrics-enabled", "no") as broker:
+        change(broker, "", put_user("root", "superuser"), credential("root", root))
+        before = ask(broker, "DescribeAccess", pb.DescribeAccessRequest())
+        for arguments in (
+            ("backup", str(tmp_path / "backup"), "--server", broker.address),
+            ("restore", str(tmp_path / "backup"), "--data", str(data), "--node", "node-0"),
+        ):
+            ended = run_mq(*arguments)
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+    with BrokerProcess(data, *REQUIRED) as restored:
+        found = ask(restored, "DescribeAccess", pb.DescribeAccessRequest(), root.text)
+        assert (found.state, found.digest) == (before.state, before.digest)
+        assert not (data / "bootstrap-token").exists()
+        assert [one["what"] for one in trail(restored, root.text)] == ["put_user", "put_credential"]

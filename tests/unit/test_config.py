@@ -473,3 +473,8 @@ def test_a_configuration_cannot_be_changed() -> None:
 def test_a_configuration_has_no_fields_but_the_declared() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"store": {"other": 1}}, Config)
+
+
+@pytest.mark.parametrize("name", ["MQ_AUTH_BOOTSTRAP_ADMIN_FILE", "MQ_BOOTSTRAP_ADMIN_FILE"])
+def test_the_file_of_the_first_administrator_has_two_variables(name: str) -> None:
+    assert config.load(None, {name: "/run/admin"}, {}).auth.bootstrap_admin_file == "/run/admin"

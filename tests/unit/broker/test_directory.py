@@ -9,6 +9,7 @@ from mq.broker.consumer.shares import Portion, Surroundings
 from mq.broker.contracts import Peer
 from mq.errors import IllegalRequest, TopicNotFound
 from mq.wire.v1.cluster_pb2 import PeerSet
+from mq.wire.v1.security_pb2 import AccessChange, User
 from tests.unit.broker.directory_scene import T0, Node, greet_all, known
 
 # -- finding each other ----------------------------------------------------------------------------
@@ -326,3 +327,31 @@ def test_a_broker_that_has_not_asked_all_sets_yet_knows_that() -> None:
     assert not b.directory.is_complete
     b.greet(a)
     assert b.directory.is_complete
+
+
+def test_a_set_whose_users_are_others_is_seen_by_its_digest() -> None:
+    a, b, c = known("a", "b", "c")
+    change = [AccessChange(put_user=User(name="alice"))]
+    a.state.access.change(change)
+    b.state.access.change(change)
+    greet_all([a, b, c])
+    told = {one.broker_set: (one.version, one.digest) for one in a.directory.accesses()}
+    assert told == {"b": (1, a.state.access.digest()), "c": (0, c.state.access.digest())}
+    assert told["c"][1] != a.state.access.digest()
+    # A broker that has not read its own log says nothing of its users.
+    c.state.access.change(change)
+    c.is_current = False
+    greet_all([a, b, c])
+    assert a.directory.accesses()[1].version == 0
+    c.is_current = True
+    greet_all([a, b, c])
+    assert {one.digest for one in a.directory.accesses()} == {a.state.access.digest()}
+
+
+def test_a_digest_that_is_none_is_not_kept() -> None:
+    a, b = known("a", "b")
+    request = a.directory.greeting("b", b.address)
+    response = b.directory.answer(request, T0)
+    response.access_version, response.access_digest = 7, b"short"
+    a.directory.heard("b", b.address, response, T0)
+    assert [one.version for one in a.directory.accesses()] == [0]

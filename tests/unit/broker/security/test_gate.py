@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.access import keys
-from mq.access.policies import Action, group_resource, topic_resource
+from mq.access.policies import Action, Kind, Resource, group_resource, topic_resource
 from mq.broker.security.gate import EVERYBODY, Denial, Gate, LiveStream, Principal
 from mq.broker.state.access import Access
 from mq.errors import IllegalRequest, MqError, PermissionDenied, Unauthenticated
@@ -337,3 +337,24 @@ def test_lists_stay_inside_also_while_nothing_is_refused(mode: str) -> None:
     assert scene.gate.may(everybody, Action.DESCRIBE, ORDERS)
     with pytest.raises(IllegalRequest):
         scene.gate.identify(None, (), HERE, "a%b")
+
+
+def test_a_broker_of_the_cluster_may_greet_and_mend_and_nothing_else() -> None:
+    cluster_key, told = keys.new(), list[Denial]()
+    gate = Gate(Access(), "required", lambda: 0, told.append, lambda one: one == cluster_key)
+    caller = gate.identify(f"Bearer {cluster_key.text}", (), HERE)
+    assert (caller.user, caller.is_broker, caller.is_superuser) == ("cluster", True, False)
+    gate.check(caller, Action.ALTER, Resource(Kind.CLUSTER, "sets"))
+    gate.check_superuser(caller, "log")
+    for action, resource in (
+        (Action.PUBLISH, ORDERS),
+        (Action.DESCRIBE, ORDERS),
+        (Action.ALTER, Resource(Kind.CLUSTER, "members")),
+        (Action.CONSUME, topic_resource("%SYS%AUDIT")),
+    ):
+        with pytest.raises(PermissionDenied):
+            gate.check(caller, action, resource)
+    with pytest.raises(PermissionDenied):
+        gate.check_superuser(caller, "access")
+    with pytest.raises(Unauthenticated):
+        gate.identify(f"Bearer {keys.new().text}", (), HERE)
