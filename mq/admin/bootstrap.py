@@ -1,12 +1,15 @@
-"""The first administrator of a broker set, while it has none.
+"""The first administrator of a broker set, and a way back in when all its keys are lost.
 
 Either the operator names it, in a file that `auth.bootstrap_admin_file` names: the leader creates
 that user, unless there is a superuser already. Or, where authentication is on, the leader writes a
 one-time token into `<data>/bootstrap-token`: a key of the user `bootstrap`, who may do everything
-until a superuser has a key or a password. Its hash is in the log, so that every node takes it; the
-file is on the node that made it. A leader that has no token makes another one, which replaces the
-first. The state itself ends the token, when the first superuser comes in; then every node deletes
-its file.
+until it has given a superuser a key or a password. Its hash is in the log, so that every node takes
+it; the file is on the node that made it. A leader that has no token makes another one, which
+replaces the first. The state itself ends the token; then every node deletes its file.
+
+A token is made while there is no superuser, when the keys and passwords of all superusers have
+expired, and when the operator asks for it with an empty file in its place: whoever may write to the
+data of a broker has everything already.
 """
 
 from __future__ import annotations
@@ -64,10 +67,10 @@ class Bootstrap:
     async def step(self) -> None:
         """Does what is to be done now, if anything."""
         leadership = self._broker.leadership
-        if leadership.is_serving and not self._access.has_superuser():
-            if self._admin is not None:
+        if leadership.is_serving:
+            if self._admin is not None and not self._access.has_superuser():
                 await self._create(self._admin)
-            elif not self._broker.gate.is_off and not self._access.superusers():
+            elif not self._broker.gate.is_off and (self._is_asked() or self._is_closed()):
                 await self._offer_token()
         if leadership.is_current:
             self._drop_stale()
@@ -92,6 +95,24 @@ class Bootstrap:
         log.info("the first administrator was created", user=admin.user)
 
     # -- by a one-time token ----------------------------------------------------------------------
+
+    def _is_asked(self) -> bool:
+        with contextlib.suppress(OSError):
+            return os.lstat(self._path).st_size == 0
+        return False
+
+    def _is_closed(self) -> bool:
+        """No superuser can come in, as far as can be known: those without a key may have a
+        certificate.
+        """
+        now_ms = self._broker.now_ms()
+        for user in self._access.superusers():
+            ways = [
+                one for one in self._access.credentials_of(user) if one.type in (API_KEY, PASSWORD)
+            ]
+            if not ways or any(not 0 < one.expires_at_ms <= now_ms for one in ways):
+                return False
+        return True
 
     async def _offer_token(self) -> None:
         key = self._token()

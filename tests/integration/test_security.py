@@ -233,11 +233,16 @@ def test_brokers_of_a_cluster_greet_each_other_by_their_key(tmp_path: Path) -> N
 
 def test_a_backup_has_the_users_and_what_proves_them(tmp_path: Path) -> None:
     root, data = keys.new(), tmp_path / "restored"
-    with BrokerProcess(tmp_path / "data", "--metrics-enabled", "no") as broker:
-        change(broker, "", put_user("root", "superuser"), credential("root", root))
-        before = ask(broker, "DescribeAccess", pb.DescribeAccessRequest())
+    file = tmp_path / "key"
+    file.write_text(root.text)
+    file.chmod(0o600)
+    with BrokerProcess(tmp_path / "data", *REQUIRED) as broker:
+        token = token_of(tmp_path / "data")
+        change(broker, token, put_user("root", "superuser"), credential("root", root))
+        before = ask(broker, "DescribeAccess", pb.DescribeAccessRequest(), root.text)
+        server = ("--server", broker.address, "--api-key-file", str(file))
         for arguments in (
-            ("backup", str(tmp_path / "backup"), "--server", broker.address),
+            ("backup", str(tmp_path / "backup"), *server),
             ("restore", str(tmp_path / "backup"), "--data", str(data), "--node", "node-0"),
         ):
             ended = run_mq(*arguments)
@@ -246,4 +251,5 @@ def test_a_backup_has_the_users_and_what_proves_them(tmp_path: Path) -> None:
         found = ask(restored, "DescribeAccess", pb.DescribeAccessRequest(), root.text)
         assert (found.state, found.digest) == (before.state, before.digest)
         assert not (data / "bootstrap-token").exists()
-        assert [one["what"] for one in trail(restored, root.text)] == ["put_user", "put_credential"]
+        found = [one["what"] for one in trail(restored, root.text)]
+        assert found == ["bootstrap", "bootstrap", "put_user", "put_credential"]

@@ -29,7 +29,7 @@ from mq.wire.v1.security_pb2 import (
 
 SUPERUSER = "superuser"
 DEFAULT_QUOTA = "default"
-# The user of the one-time token of a set without a superuser; it goes when there is one.
+# The user of the one-time token; it goes when the token has made a superuser.
 BOOTSTRAP_USER = "bootstrap"
 _HASH_BITS = 256
 
@@ -109,11 +109,10 @@ class Access:
 
     def has_superuser(self) -> bool:
         """One that can come in by a key or a password. Without one, this set was never set up."""
-        return any(
-            one.type in (API_KEY, PASSWORD)
-            for user in self._superusers
-            for one in self.credentials_of(user)
-        )
+        return any(map(self._has_way_in, self._superusers))
+
+    def _has_way_in(self, user: str) -> bool:
+        return any(one.type in (API_KEY, PASSWORD) for one in self.credentials_of(user))
 
     def lines_of(self, subject: str) -> Mapping[str, Policy]:
         """The policies of a user or role, by their one spelling."""
@@ -134,11 +133,14 @@ class Access:
     # -- applying ---------------------------------------------------------------------------------
 
     def change(self, changes: Iterable[AccessChange]) -> None:
+        put: set[str] = set()
         for one in changes:
             kind = one.WhichOneof("kind")
             if kind is not None:
                 getattr(self, f"_{kind}")(getattr(one, kind))
-        if BOOTSTRAP_USER in self._users and self.has_superuser():
+            if kind in ("put_user", "put_credential"):
+                put.add(one.put_user.name or one.put_credential.user)
+        if BOOTSTRAP_USER in self._users and any(map(self._has_way_in, put & self._superusers)):
             self._drop_user(BOOTSTRAP_USER)
         self.change_count += 1
         self.version += 1

@@ -160,3 +160,44 @@ async def test_a_superuser_of_a_certificate_can_end_the_token(tmp_path: Path) ->
     await bootstrap.step()
     assert token(tmp_path) is None
     assert node.machine.state.access.user("bootstrap") is None
+
+
+@on_loop
+async def test_a_token_is_made_when_all_superusers_have_expired(tmp_path: Path) -> None:
+    node = Node(auth="required")
+    bootstrap = Bootstrap(node.broker, str(tmp_path), "")
+    await node.change_access(user("root", "superuser"), key("root", expires_at_ms=2_000_000))
+    await bootstrap.step()
+    assert token(tmp_path) is None
+    node.now_ms = 2_000_000
+    await bootstrap.step()
+    made = token(tmp_path)
+    assert may_all(node, made)
+    # It stays over other changes, and goes with a new way in.
+    await node.change_access(user("alice"), key("alice", "bbbbbbbbbbbb"))
+    assert may_all(node, made)
+    await node.change_access(key("root", "cccccccccccc"))
+    await bootstrap.step()
+    assert token(tmp_path) is None
+    assert node.machine.state.access.user("bootstrap") is None
+
+
+@on_loop
+async def test_an_operator_who_has_lost_all_keys_asks_for_a_token(tmp_path: Path) -> None:
+    node = Node(auth="required")
+    bootstrap = Bootstrap(node.broker, str(tmp_path), admin_file(tmp_path, "root:correct horse"))
+    await bootstrap.step()
+    (tmp_path / TOKEN_FILE).touch()
+    await bootstrap.step()
+    assert may_all(node, token(tmp_path))
+    assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
+    await node.change_access(key("root"))
+    await bootstrap.step()
+    assert not (tmp_path / TOKEN_FILE).exists()
+    # Where it does not lead, the file is taken away: the leader is to be asked.
+    node.consensus.depose()
+    node.consensus.followed = node.consensus.followed._replace(term=node.consensus.term)
+    (tmp_path / TOKEN_FILE).touch()
+    await bootstrap.step()
+    assert not (tmp_path / TOKEN_FILE).exists()
+    assert node.machine.state.access.user("bootstrap") is None
