@@ -40,6 +40,7 @@ class Options(msgspec.Struct, frozen=True):
     segment_bytes: int = 1 << 18
     broker: dict[str, Any] = {}
     transactions: dict[str, Any] = {}
+    auth: dict[str, Any] = {}
 
     def config(self) -> Config:
         config = Config()
@@ -47,6 +48,7 @@ class Options(msgspec.Struct, frozen=True):
             config,
             broker=msgspec.structs.replace(config.broker, **self.broker),
             transactions=msgspec.structs.replace(config.transactions, **self.transactions),
+            auth=msgspec.structs.replace(config.auth, **self.auth),
         )
 
     def store(self) -> StoreConfig:

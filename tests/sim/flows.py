@@ -23,6 +23,7 @@ from os import cpu_count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.sim import (
+    flow_access,
     flow_atoms,
     flow_delays,
     flow_deletions,
@@ -62,6 +63,7 @@ FLOWS = {
     "retention": Flow(flow_retention.story, flow_retention.OPTIONS),
     "atoms": Flow(flow_atoms.story, flow_atoms.OPTIONS),
     "atoms-of-handles": Flow(flow_handles.story, flow_handles.OPTIONS),
+    "access": Flow(flow_access.story, flow_access.OPTIONS),
 }
 
 
