@@ -47,6 +47,7 @@ class Options(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             config,
             broker=msgspec.structs.replace(config.broker, **self.broker),
+            auth=msgspec.structs.replace(config.auth, **self.auth),
             transactions=msgspec.structs.replace(config.transactions, **self.transactions),
             auth=msgspec.structs.replace(config.auth, **self.auth),
         )

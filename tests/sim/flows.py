@@ -62,6 +62,7 @@ FLOWS = {
     ),
     "retention": Flow(flow_retention.story, flow_retention.OPTIONS),
     "atoms": Flow(flow_atoms.story, flow_atoms.OPTIONS),
+    "access": Flow(flow_access.story, flow_access.OPTIONS, (*FAULTS, *CLOCK_STEPS), Chaos()),
     "atoms-of-handles": Flow(flow_handles.story, flow_handles.OPTIONS),
     "access": Flow(flow_access.story, flow_access.OPTIONS),
 }

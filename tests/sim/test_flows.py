@@ -1,5 +1,6 @@
-"""Transactions, delays, retries, receive and acknowledge, exactly-once processing, retention: with
-fail-over at every step, checked by a model of each; and whole stories at random.
+"""Transactions, delays, retries, receive and acknowledge, exactly-once processing, retention,
+users and their keys: with fail-over at every step, checked by a model of each; and whole stories at
+random.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.broker.receive import acks
+from mq.broker.security.audit import AuditTrail
+from mq.broker.state.access import Access
+from mq.broker.state.machine import ProposedEntry
 from mq.broker.state.schedule import Schedule
 from mq.broker.state.transactions import Transactions
 from tests.sim.flow_checks import check_replicas
@@ -110,6 +114,17 @@ def test_a_handle_of_another_lease_that_is_good_is_noticed(
     monkeypatch.setattr(acks, "held_ranges", anything)
     cases = [Case("receives", seed, is_random=True) for seed in range(30)]
     assert any("Violation" in outcome(case).error for case in cases)
+
+
+def test_a_revocation_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Access, "_drop_credential", lambda *_: None)
+    cases = [Case("access", seed, is_random=True) for seed in range(5)]
+    assert any("Violation" in outcome(case).error for case in cases)
+
+
+def test_a_change_without_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AuditTrail, "entry", lambda _, command, *__: ProposedEntry((), command))
+    assert "Violation" in outcome(Case("access", 1)).error
 
 
 def test_a_diverging_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
