@@ -215,6 +215,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     yield from _gauges(broker, raft)
     yield from _topics(broker)
     yield _denials(broker)
+    yield from _access(broker)
     yield from _quotas(broker)
     yield from _damage(broker.store.damage, broker.puller.lost_total)
     yield from _transactions(broker)
@@ -320,6 +321,25 @@ def _denials(broker: Broker) -> Metric:
     for (reason, is_enforced), count in broker.denials.counts.items():
         family.add_metric([reason, "yes" if is_enforced else "no"], count)
     return family
+
+
+def _access(broker: Broker) -> Iterator[Metric]:
+    logins = CounterMetricFamily(
+        "mq_logins_refused", "Logins with a wrong password, or too many.", labels=["reason"]
+    )
+    logins.add_metric(["wrong"], broker.logins.refused_total)
+    logins.add_metric(["limited"], broker.logins.limited_total)
+    yield logins
+    yield CounterMetricFamily(
+        "mq_audit_unrecorded",
+        "Refusals that are counted in the audit trail, or lost.",
+        broker.audit.unrecorded_total,
+    )
+    digest = broker.state.access.digest()
+    others = [one.broker_set for one in broker.directory.accesses() if one.digest != digest]
+    yield GaugeMetricFamily(
+        "mq_access_sets_differing", "Other sets with other users or policies.", len(others)
+    )
 
 
 def _connections(connections: Connections) -> Iterator[Metric]:
