@@ -176,7 +176,7 @@ class Server:
         tls = rpc_tls.from_config(self._config.broker, self._config.metrics.tls)
         certificates = [one for one in (tls.certificates, raft_tls) if one is not None]
         self._certificates = CertificateWatch(certificates)
-        cluster_keys = ClusterKeys(self._config.auth.cluster_key_file, time.monotonic)
+        cluster_keys = _cluster_keys(self._config)
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
@@ -431,6 +431,19 @@ def _is_loopback(host: str) -> bool:
     except OSError:
         return False
     return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def _cluster_keys(config: Config) -> ClusterKeys:
+    """The keys by which this broker knows others, and is known."""
+    is_alone = (
+        "," not in config.raft.members and config.raft.join == "no" and not config.broker.seeds
+    )
+    if config.auth.mode == "required" and not config.auth.cluster_key_file and not is_alone:
+        log.warning(
+            "brokers refuse each other: they need auth.cluster_key_file, the same on all, or "
+            "certificates of users that may"
+        )
+    return ClusterKeys(config.auth.cluster_key_file, time.monotonic)
 
 
 def _greeter(broker: Broker, connect: Connect, cluster_keys: ClusterKeys) -> Greeter:

@@ -70,7 +70,8 @@ class SecurityService:
         self, request: pb.DescribeAccessRequest, context: Context
     ) -> pb.DescribeAccessResponse:
         """Superusers see all; others themselves, and the policies of their roles."""
-        state = self._access.encode()
+        state = pb.AccessState()
+        state.CopyFrom(self._access.encode())
         for credential in state.credentials:
             credential.ClearField("proof")
         if self._is_limited(context.caller):

@@ -117,6 +117,8 @@ def test_the_token_of_the_leader_is_taken_by_all_and_another_leader_makes_anothe
     tmp_path: Path,
 ) -> None:
     with BrokerSet(tmp_path, "--auth-mode", "required") as brokers:
+        # Without a key of the cluster, the operator hears of it.
+        assert "auth.cluster_key_file" in brokers.nodes["n0"].output()
         paths = {name: tmp_path / name / "bootstrap-token" for name in brokers.nodes}
 
         def holder(other_than: str = "") -> str:

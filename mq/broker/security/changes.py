@@ -43,7 +43,7 @@ from mq.wire.v1.state_pb2 import ChangeAccess, Command
 
 CHANGES_MAX = 1_000
 USERS_MAX = 10_000
-POLICIES_MAX, POLICIES_OF_SUBJECT_MAX = 100_000, 100
+POLICIES_MAX, POLICIES_OF_SUBJECT_MAX = 20_000, 100
 NAMESPACES_MAX = 10_000
 ROLES_OF_USER_MAX, NAMESPACES_OF_USER_MAX = 32, 100
 # Of one user. Two keys: the new one is in use before the old one is revoked.

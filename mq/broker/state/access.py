@@ -43,6 +43,8 @@ class Access:
         self.change_count = 0
         # Goes up with every change here: what was derived from this asks again then.
         self.version = 0
+        # As it is in checkpoints, and of which version.
+        self._encoded = 0, AccessState()
 
     def _clear(self) -> None:
         self._users: dict[str, User] = {}
@@ -228,7 +230,12 @@ class Access:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def encode(self) -> AccessState:
-        """Same state, same bytes."""
+        """Same state, same bytes. Made once a version: do not change it."""
+        if self._encoded[0] != self.version:
+            self._encoded = self.version, self._encode()
+        return self._encoded[1]
+
+    def _encode(self) -> AccessState:
         return AccessState(
             users=_sorted(self._users),
             credentials=_sorted(self._credentials),
