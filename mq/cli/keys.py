@@ -76,7 +76,7 @@ def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | No
     expiry = f", until {day(expires_at_ms)} UTC" if expires_at_ms else ""
     if brokers.as_json:
         document: dict[str, Any] = {"id": made.id, "user": name, "expires_at_ms": expires_at_ms}
-        output.write_json(document | ({"file": str(file)} if file else {"key": made.text}))
+        output.write_json(document | _where(made, file))
     elif file is not None:
         click.echo(f"Wrote key {made.id} of user {name} to {file}{expiry}{where}.")
     else:
@@ -86,18 +86,20 @@ def create(brokers: Brokers, name: str, expires_s: float | None, file: Path | No
 
 @key.command(short_help="Make a key that no broker knows.")
 @_with_file
-def generate(file: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for jq.")
+def generate(file: Path | None, *, as_json: bool) -> None:
     """Make a key that no broker knows, and print it; none is asked.
 
     For files of the brokers themselves: auth.cluster_key_file, and
     auth.bootstrap_admin_file, which has NAME: before it.
     """
     made = keys.new()
-    if file is None:
-        click.echo(made.text)
-        return
-    _write(_new_file(file), made)
-    click.echo(f"Wrote key {made.id} to {file}.")
+    if file is not None:
+        _write(_new_file(file), made)
+    if as_json:
+        output.write_json({"id": made.id, **_where(made, file)})
+    else:
+        click.echo(made.text if file is None else f"Wrote key {made.id} to {file}.")
 
 
 @key.command("create-access-key", short_help="The same for clients of RocketMQ.")
@@ -170,6 +172,11 @@ def _new_file(file: Path) -> int:
         raise IllegalRequest(f"{file} exists: name a new file, or remove that one first") from None
     except OSError as error:
         raise IllegalRequest(f"{file}: {error.strerror}") from None
+
+
+def _where(made: ApiKey, file: Path | None) -> dict[str, str]:
+    """For JSON: the key itself, or the file that it is in."""
+    return {"key": made.text} if file is None else {"file": str(file)}
 
 
 def _write(descriptor: int, made: ApiKey) -> None:

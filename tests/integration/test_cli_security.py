@@ -15,6 +15,7 @@ import pytest
 
 from mq.access import keys
 from tests.support.broker_process import BrokerProcess
+from tests.support.raft_cluster import poll
 from tests.support.secured_broker import SecuredBroker
 from tests.support.warm_process import run_mq
 
@@ -159,8 +160,11 @@ def test_from_the_first_token_to_a_session_and_a_user_that_may_do_one_thing(tmp_
         mq = Program(broker.address)
         mq.environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
         assert "mq login" in mq.refused("user", "list")
-        first = ("--api-key-file", str(data / "bootstrap-token"))
+        poll((data / "bootstrap-token").exists, "there is a token", DEADLINE_S)
         token = (data / "bootstrap-token").read_text().strip()
+        # A copy: the broker deletes its own.
+        (tmp_path / "token").write_text(token)
+        first = ("--api-key-file", str(tmp_path / "token"))
         arguments = ("--role", "superuser", "--password-file", str(password))
         # The token is of no use from here on, which is no trouble of this command.
         mq("user", "create", "root", *arguments, *first)

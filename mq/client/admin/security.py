@@ -21,6 +21,7 @@ from mq.access.policies import Resource
 from mq.client.admin.access import AccessView, is_copyable, view_of
 from mq.client.admin.calls import AdminCalls
 from mq.errors import IllegalRequest, MqError, Unauthenticated, UserNotFound
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 from mq.wire.v1.security_pb2 import (
     API_KEY,
     HMAC_SHA1,
@@ -44,6 +45,8 @@ from mq.wire.v1.security_pb2 import (
 # The number that a broker takes at once.
 _CHANGES_MAX = 1_000
 _SECRET_BYTES = 32
+# Followers wait for news of a key for a second.
+_ROUTE_S = 2.0
 
 T = TypeVar("T")
 
@@ -372,9 +375,15 @@ class SecurityAdmin(AdminCalls):
             user=user, password=password, key_id=made.id, key_digest=keys.digest(made.secret)
         )
         # Brokers tell of the other sets to those that they know: one of them comes first.
-        first: LoginResponse = await self._ask_broker("", request)
+        first = await self._first_login(request)
         async with self._presenting(made) as known:
             return await known._complete_login(made, request, first.expires_at_ms)  # noqa: SLF001
+
+    async def _first_login(self, request: LoginRequest) -> LoginResponse:
+        """At the set of the first broker that the user named, if that answers."""
+        seeds = self._connection.seeds
+        answer: LoginResponse = await self._connection.call(request, self._timeout_s, first=seeds)
+        return answer
 
     def _presenting(self, key: ApiKey) -> SecurityAdmin:
         """Another client of the same brokers."""
@@ -385,7 +394,7 @@ class SecurityAdmin(AdminCalls):
         self, key: ApiKey, request: LoginRequest, expires_at_ms: int
     ) -> Session:
         """In the sets that do not know the key yet."""
-        sets = await self._set_names()
+        sets = await self._sets_by_key()
         known = await self._ask_all(dict.fromkeys(sets, WhoAmIRequest()), absent=Unauthenticated)
         lacking = [
             name
@@ -400,6 +409,22 @@ class SecurityAdmin(AdminCalls):
             tuple(replies.missing),
             tuple(replies.absent),
         )
+
+    async def _sets_by_key(self) -> list[str]:
+        """All sets, while only some of them know the key of this client: all brokers that the user
+        named are asked, since those of the other sets refuse.
+        """
+        asking = [
+            self._connection.call(RouteRequest(), _ROUTE_S, server=one)
+            for one in self._connection.seeds
+        ]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        for one in answers:
+            if isinstance(one, RouteResponse):
+                self._connection.learn(one)
+                return [each.name for each in one.broker_sets]
+        # With its own words on why not.
+        return await self._set_names()
 
     async def logout(self) -> str:
         """Revokes the key that this client presents; its id. IllegalRequest when it presents

@@ -62,9 +62,11 @@ class Cluster(Admin):
             raise troubles.pop()
         return getattr(self, f"_{method}")(self.sets[broker_set], request)
 
-    async def _ask_broker(self, server: str, request: Any) -> Any:
-        assert not server
+    async def _first_login(self, request: Any) -> Any:
         return await self._ask(self.asked_first, request)
+
+    async def _sets_by_key(self) -> list[str]:
+        return sorted(self.sets)
 
     def _presenting(self, key: keys.ApiKey) -> Any:
         self.presented = key.id
