@@ -49,7 +49,6 @@ class Options(msgspec.Struct, frozen=True):
             broker=msgspec.structs.replace(config.broker, **self.broker),
             auth=msgspec.structs.replace(config.auth, **self.auth),
             transactions=msgspec.structs.replace(config.transactions, **self.transactions),
-            auth=msgspec.structs.replace(config.auth, **self.auth),
         )
 
     def store(self) -> StoreConfig:

@@ -31,6 +31,7 @@ from tests.sim import (
     flow_receives,
     flow_retention,
     flow_retries,
+    flow_revocations,
     flow_transactions,
 )
 from tests.sim.flow_checks import check_replicas
@@ -64,7 +65,7 @@ FLOWS = {
     "atoms": Flow(flow_atoms.story, flow_atoms.OPTIONS),
     "access": Flow(flow_access.story, flow_access.OPTIONS, (*FAULTS, *CLOCK_STEPS), Chaos()),
     "atoms-of-handles": Flow(flow_handles.story, flow_handles.OPTIONS),
-    "access": Flow(flow_access.story, flow_access.OPTIONS),
+    "revocations": Flow(flow_revocations.story, flow_revocations.OPTIONS),
 }
 
 
