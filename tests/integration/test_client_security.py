@@ -237,6 +237,21 @@ def test_a_certificate_for_another_host_is_told(authority: Authority, tmp_path: 
         producer.send("t", b"x")
 
 
+def test_a_broker_that_wants_certificates_of_clients_is_shown_one(
+    authority: Authority, files: Files, tmp_path: Path
+) -> None:
+    own = authority.files("client.example")
+    foreign = Authority(tmp_path / "foreign").files("client.example")
+    mutual = ["--broker-tls-clients", "required"]
+    with BrokerProcess(tmp_path / "data", *flags(files), *mutual) as process:
+        given: dict[str, Any] = {"servers": process.address, "ca": files.ca}
+        produce({**given, "cert": own.cert, "key": own.key})
+        text = refusal({**given, "timeout_s": 0.5})
+        assert "it wants a certificate of this client: give cert and key" in text
+        text = refusal({**given, "cert": foreign.cert, "key": foreign.key, "timeout_s": 0.5})
+        assert "it does not accept the certificate of this client" in text
+
+
 def test_a_missing_file_is_named_when_the_client_is_made(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.pem")
     with pytest.raises(IllegalConfig, match=missing):

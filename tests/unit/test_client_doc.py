@@ -4,6 +4,7 @@ clients are current.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from mq import client
 from mq.client import aio, public
+from mq.client.cluster.security import Security
 from tools import generate_sync
 
 if TYPE_CHECKING:
@@ -35,11 +37,16 @@ def documented(heading: str) -> dict[str, str]:
     return found
 
 
+OF_ALL_CLIENTS = {one.name for one in dataclasses.fields(Security)}
+
+
 def actual(*classes: Callable[..., object]) -> dict[str, str]:
+    """Without those of all clients, which have a table of their own."""
     found = {}
     for one in classes:
         for name, parameter in inspect.signature(one).parameters.items():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            is_option = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            if is_option and name not in OF_ALL_CLIENTS:
                 found[name] = shown(parameter.default)
     return found
 
@@ -62,6 +69,16 @@ def test_the_producers_options_are_all_there_with_their_defaults() -> None:
     expected = actual(client.Producer) | {"producer_id": "made up"}
     assert documented("Producer") == expected
     assert actual(aio.Producer) == actual(client.Producer)
+
+
+def test_every_client_takes_the_options_about_security_which_are_on_the_page() -> None:
+    part = PAGE.partition("\n## TLS and identity\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", part, re.MULTILINE)
+    on_page = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert on_page - {"UNAUTHENTICATED", "PERMISSION_DENIED"} == OF_ALL_CLIENTS
+    for name in public.CLIENTS:
+        for face in (client, aio):
+            assert set(inspect.signature(getattr(face, name)).parameters) >= OF_ALL_CLIENTS, name
 
 
 def test_the_consumers_options_are_all_there_with_their_defaults() -> None:

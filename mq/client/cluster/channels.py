@@ -16,7 +16,12 @@ import grpc.aio
 from google.protobuf import message_factory
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.errors import WrongTransport, closes_at_once, error_of_call
+from mq.client.cluster.errors import (
+    WrongTransport,
+    closed_after_handshake,
+    closes_at_once,
+    error_of_call,
+)
 from mq.client.cluster.security import Credentials
 from mq.errors import ClientClosed, MqError, Unauthenticated
 from mq.wire.v1 import (
@@ -113,9 +118,12 @@ class Channels:
             self._ended(used)
 
     async def _error_of(self, failure: grpc.aio.AioRpcError, address: str) -> MqError:
-        is_doubtful = closes_at_once(failure) and not self.credentials.is_tls
-        if is_doubtful and await speaks_tls(address):
-            return WrongTransport(f"the broker at {address} speaks TLS: use tls=True, or --tls")
+        credentials = self.credentials
+        if closes_at_once(failure):
+            if credentials.is_tls:
+                return closed_after_handshake(address, has_certificate=credentials.has_certificate)
+            if await speaks_tls(address):
+                return WrongTransport(f"the broker at {address} speaks TLS: use tls=True, or --tls")
         return error_of_call(failure, address)
 
     def stream(self, address: str, request_class: type[WireMessage]) -> grpc.aio.StreamStreamCall:

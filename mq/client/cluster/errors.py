@@ -123,6 +123,14 @@ def closes_at_once(failure: grpc.aio.AioRpcError) -> bool:
     return _CLOSES_AT_ONCE in (failure.details() or "")
 
 
+def closed_after_handshake(address: str, *, has_certificate: bool) -> Unreachable:
+    """The error when a broker ends connections by TLS at once. By TLS 1.3 it judges the certificate
+    of a client only when that takes the handshake to be done.
+    """
+    why = _OTHER_CERTIFICATE if has_certificate else _WANTS_CERTIFICATE
+    return Unreachable(f"{address}: {why}; or it is stopping")
+
+
 def reason_of(code: grpc.StatusCode, details: str) -> str:
     """Why there is no answer, in a few plain words, if gRPC's own are known; otherwise those."""
     for part, words in _REASONS:
@@ -137,12 +145,13 @@ _SPEAKS_PLAINTEXT = "WRONG_VERSION_NUMBER"
 _NO_TLS = "leave out tls, ca and cert (--tls, --ca, --cert)"
 _CLOSES_AT_ONCE = "failed to connect to all addresses; last error: UNAVAILABLE"
 _CLIENT_PORT = "clients want the port of --port, 8081 by default"
-_WANTS_MORE = "one that wants TLS (tls=True, --tls) or a certificate (cert, --cert) of clients"
+_WANTS_TLS = "one that wants TLS (tls=True, --tls)"
 _OTHER_NAME = "its certificate is for another host name or address: connect by one that it has"
 _OTHER_AUTHORITY = (
     "its certificate does not come from an authority that this client trusts: name the right one "
     "by ca (--ca)"
 )
+_OTHER_CERTIFICATE = "it does not accept the certificate of this client (cert, --cert)"
 _WANTS_CERTIFICATE = "it wants a certificate of this client: give cert and key (--cert, --key)"
 # By a part of gRPC's text, the first that fits: why there is no connection.
 _REASONS = (
@@ -165,14 +174,10 @@ _REASONS = (
     ("certificate is not yet valid", "its certificate is not valid yet: is a clock wrong?"),
     ("CERTIFICATE_VERIFY_FAILED", _OTHER_AUTHORITY),
     ("ALERT_CERTIFICATE_REQUIRED", _WANTS_CERTIFICATE),
-    (
-        "ALERT_UNKNOWN_CA",
-        "it does not trust the authority that this client's own certificate comes from",
-    ),
-    ("ALERT", "it refuses this client's own certificate, or its version of TLS"),
+    ("ALERT_UNKNOWN_CA", _OTHER_CERTIFICATE),
     (
         _CLOSES_AT_ONCE,
-        f"it closes connections at once: stopping, a Raft port, or {_WANTS_MORE}; {_CLIENT_PORT}",
+        f"it closes connections at once: stopping, a Raft port, or {_WANTS_TLS}; {_CLIENT_PORT}",
     ),
     ("Socket closed", "the connection was closed"),
     ("Connection reset by peer", "the connection was closed"),

@@ -94,6 +94,7 @@ class Credentials:
         """Raises IllegalConfig for a file that is missing or wrong."""
         self._security = security or Security()
         self.is_tls = self._security.is_tls
+        self.has_certificate = self._security.cert is not None
         self.generation = 0
         # For each call; None: there is nothing to say.
         self.metadata: grpc.aio.Metadata | None = None

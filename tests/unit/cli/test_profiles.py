@@ -45,8 +45,8 @@ def test_they_are_where_configuration_is(
 ) -> None:
     assert file == tmp_path / "config" / "mq" / "profiles.toml"
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert profiles.path() == Path("/home/somebody/.config/mq/profiles.toml")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert profiles.path() == tmp_path / ".config" / "mq" / "profiles.toml"
 
 
 def test_one_is_found_by_its_name_or_as_the_default(file: Path) -> None:

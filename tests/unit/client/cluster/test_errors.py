@@ -109,8 +109,7 @@ def test_without_words_of_the_broker_the_address_and_the_status_are_named(
             ),
             (
                 "it closes connections at once: stopping, a Raft port, or one that wants TLS "
-                "(tls=True, --tls) or a certificate (cert, --cert) of clients; clients want the "
-                "port of --port, 8081 by default"
+                "(tls=True, --tls); clients want the port of --port, 8081 by default"
             ),
         ),
         ("Socket closed", "the connection was closed"),
