@@ -7,6 +7,8 @@ because machines are shared and noisy.
     queues     10,240 queues against 8;  backlog: 5 GB in the log against an empty one
     e2e        one message at a time, sent and awaited by a long poll, against a bare unary call
     quorum     three nodes, each message on a majority of them, against one node
+    security   callers that are known by a key and allowed by policies, against open ones; TLS
+               against plaintext
     rss        of an idle broker; with 1,000 producers and 1,000 consumers connected; after load
 
 Ours and the baseline take turns; a ratio is of the medians over the rounds. The load comes from a
@@ -16,6 +18,7 @@ process of its own, whose CPU is printed beside the broker's. `--json` prints on
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -33,7 +36,9 @@ from rich.table import Table
 
 from bench.broker_set import BrokerSet, single
 from bench.connections import connect_many
+from bench.known_callers import KnownCallers
 from mq.wire.v1 import admin_pb2
+from tests.support.certificates import Authority
 
 GOALS = {
     "produce_vs_ceiling_128": (0.6, "at least"),
@@ -43,6 +48,10 @@ GOALS = {
     "backlog_vs_empty": (0.9, "at least"),
     "e2e_vs_roundtrip_p50": (3.0, "at most"),
     "quorum3_vs_single": (0.0, "printed"),
+    "produce_auth_vs_open": (0.98, "at least"),
+    "consume_auth_vs_open": (0.98, "at least"),
+    "produce_tls_vs_plain": (0.0, "printed"),
+    "consume_tls_vs_plain": (0.0, "printed"),
     "rss_idle_mb": (150.0, "below"),
 }
 # About half a megabyte a request: few, large requests.
@@ -137,6 +146,7 @@ class Bench:
             ("backlog", self.backlog),
             ("e2e", self.e2e),
             ("quorum", self.quorum),
+            ("security", self.security),
             ("rss", self.rss),
         ]
         run_parts(parts, self._only)
@@ -247,6 +257,34 @@ class Bench:
         self._keep("quorum3", ours)
         self._keep("quorum_single", theirs)
         self._ratio("quorum3_vs_single", ours, theirs)
+
+    def security(self) -> None:
+        known = KnownCallers(self._next())
+        files = Authority(self._next()).files()
+        tls = {"--broker-tls": "required", **files.flags("broker")}
+        with (
+            self._broker() as plain,
+            single(self._next(), "async", *known.flags) as closed,
+            single(self._next(), "async", *itertools.chain(*tls.items())) as encrypted,
+        ):
+            create_topic(plain.address, "bench", 8)
+            create_topic(encrypted.address, "bench", 8, files.ca)
+            known.prepare(closed.address, "bench", 8)
+            self._beside("auth_vs_open", closed, plain, key_file=known.key_file)
+            self._beside("tls_vs_plain", encrypted, plain, ca=files.ca)
+
+    def _beside(self, name: str, ours: BrokerSet, theirs: BrokerSet, **flags: Any) -> None:
+        """Small messages in large batches sent, and then consumed, by turns."""
+        load = {"size": 128, "batch": BATCHES[128], "seconds": self._seconds}
+        for what in ("produce", "consume"):
+            measured: tuple[list[Figures], list[Figures]] = [], []
+            for at in range(self._rounds):
+                group = {"group": f"{name}-{at}"}
+                measured[0].append(generate(what, ours.address, **load, **group, **flags))
+                measured[1].append(generate(what, theirs.address, **load, **group))
+                self._say(f"{what}, {name}", measured[0][-1], measured[1][-1])
+            self._keep(f"{what}_{name}", measured[0])
+            self._ratio(f"{what}_{name}", *measured)
 
     def rss(self) -> None:
         with self._broker() as broker:

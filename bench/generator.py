@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -57,6 +58,8 @@ def main() -> None:
     parser.add_argument(
         "--bytes-per-s", type=float, default=0.0, help="produce no faster; 0: as can"
     )
+    parser.add_argument("--key-file", help="of an API key; without it, none is shown")
+    parser.add_argument("--ca", help="authority of a broker with TLS")
     arguments = parser.parse_args()
     keep_freed_memory()
     work: dict[str, Callable[[grpc.Channel, Any], dict[str, float]]] = {
@@ -66,9 +69,22 @@ def main() -> None:
         "roundtrip": roundtrip,
         "e2e": e2e,
     }
-    with grpc.insecure_channel(arguments.address, options=_OPTIONS) as channel:
+    with _channel(arguments) as channel:
         figures = work[arguments.what](channel, arguments)
     print(json.dumps(figures))
+
+
+def _channel(arguments: Any) -> grpc.Channel:
+    if arguments.ca is None:
+        return grpc.insecure_channel(arguments.address, options=_OPTIONS)
+    trusted = grpc.ssl_channel_credentials(Path(arguments.ca).read_bytes())
+    return grpc.secure_channel(arguments.address, trusted, options=_OPTIONS)
+
+
+def _metadata(arguments: Any) -> list[tuple[str, str]]:
+    if arguments.key_file is None:
+        return []
+    return [("authorization", f"Bearer {Path(arguments.key_file).read_text().strip()}")]
 
 
 def _method(arguments: Any, service: str, method: str) -> str:
@@ -113,7 +129,8 @@ def _publish(channel: grpc.Channel, arguments: Any, blobs: list[bytes], began: f
             sent_bytes += len(blob)
             yield publish_request(at, blob)
 
-    call = channel.stream_stream(_method(arguments, "ProducerService", "Publish"))(requests())
+    open_stream = channel.stream_stream(_method(arguments, "ProducerService", "Publish"))
+    call = open_stream(requests(), metadata=_metadata(arguments))
     answered = 0
     for data in call:
         free.release()
@@ -175,9 +192,8 @@ def consume(channel: grpc.Channel, arguments: Any) -> dict[str, float]:
         out.put(f"{arguments.size} {arguments.batch}".encode())
     else:
         out.put(_start(arguments))
-    call = channel.stream_stream(_method(arguments, "ConsumerService", "Subscribe"))(
-        iter(out.get, None)
-    )
+    open_stream = channel.stream_stream(_method(arguments, "ConsumerService", "Subscribe"))
+    call = open_stream(iter(out.get, None), metadata=_metadata(arguments))
     messages = 0
     cpu_s, began = 0.0, 0.0
     for data in call:
