@@ -57,6 +57,7 @@ GOALS = {
 # About half a megabyte a request: few, large requests.
 BATCHES = {128: 4000, 1024: 512}
 _DATA_BYTES_MAX = 2 << 30
+_BACKLOG_BYTES = 256 << 20
 progress = Console(stderr=True)
 
 Figures = dict[str, float]
@@ -276,12 +277,18 @@ class Bench:
     def _beside(self, name: str, ours: BrokerSet, theirs: BrokerSet, **flags: Any) -> None:
         """Small messages in large batches sent, and then consumed, by turns."""
         load = {"size": 128, "batch": BATCHES[128], "seconds": self._seconds}
+        # Both have enough of a backlog then.
+        for broker, more in ((ours, flags), (theirs, {})):
+            full = {**load, "seconds": 60, "bytes_max": 2 * _BACKLOG_BYTES}
+            generate("produce", broker.address, **full, **more)
         for what in ("produce", "consume"):
             measured: tuple[list[Figures], list[Figures]] = [], []
             for at in range(self._rounds):
-                group = {"group": f"{name}-{at}"}
-                measured[0].append(generate(what, ours.address, **load, **group, **flags))
-                measured[1].append(generate(what, theirs.address, **load, **group))
+                limits = {"group": f"{name}-{at}"}
+                if what == "consume":
+                    limits["bytes_max"] = str(_BACKLOG_BYTES)
+                measured[0].append(generate(what, ours.address, **load, **limits, **flags))
+                measured[1].append(generate(what, theirs.address, **load, **limits))
                 self._say(f"{what}, {name}", measured[0][-1], measured[1][-1])
             self._keep(f"{what}_{name}", measured[0])
             self._ratio(f"{what}_{name}", *measured)

@@ -39,8 +39,8 @@ USERS = {"ann": ["acme"], "ben": ["rival"], "tom": ["east", "west"], "all": []}
 def tenants(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tenants]:
-    data = tmp_path_factory.mktemp("tenants") / "data"
-    with tenants_broker(data, "--broker-transport", request.param, **USERS) as found:
+    folder = tmp_path_factory.mktemp("tenants")
+    with tenants_broker(folder, "--broker-transport", request.param, **USERS) as found:
         yield found
         assert "Traceback" not in found.broker.output(), found.broker.output()
 

@@ -1,6 +1,6 @@
 """A broker that wants to know its callers, with users in namespaces.
 
-    with tenants_broker(data, ann=["acme"], ben=["rival"]) as tenants:
+    with tenants_broker(tmp_path, ann=["acme"], ben=["rival"]) as tenants:
         tenants.calls("ann")("ListTopics")
 
 Each user may do everything to topics and groups, by policies that name no namespace; `root` is a
@@ -17,8 +17,8 @@ import grpc
 from mq.access import keys
 from mq.wire.v1 import security_pb2 as pb
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
-from tests.support.broker_process import BrokerProcess
 from tests.support.namespaced import with_metadata
+from tests.support.secured_broker import SecuredBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ _ALL = ("allow * topic *", "allow * group *")
 
 
 class Tenants:
-    def __init__(self, broker: BrokerProcess) -> None:
+    def __init__(self, broker: SecuredBroker) -> None:
         self.broker = broker
         self.keys: dict[str, str] = {}
         self._open = contextlib.ExitStack()
@@ -72,15 +72,13 @@ class Tenants:
 
 
 @contextlib.contextmanager
-def tenants_broker(data: Path, *flags: str, **users: list[str]) -> Iterator[Tenants]:
-    with BrokerProcess(data, *flags) as broker:
+def tenants_broker(folder: Path, *flags: str, **users: list[str]) -> Iterator[Tenants]:
+    with SecuredBroker(folder, *flags) as broker:
         tenants = Tenants(broker)
-        # While authentication is off, everybody may.
-        tenants.change(*tenants.user_changes("root", roles=["superuser"]))
+        tenants.keys["root"] = broker.root
         for name, namespaces in users.items():
-            tenants.change(*tenants.user_changes(name, *namespaces))
-        broker.stop()
-        broker.start("--auth-mode", "required")
+            changes = tenants.user_changes(name, *namespaces)
+            tenants.change(*changes, authorization=f"Bearer {broker.root}")
         try:
             yield tenants
         finally:
