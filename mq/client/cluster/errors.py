@@ -20,6 +20,7 @@ from mq.errors import (
     NoLeader,
     NotLeader,
     PermissionDenied,
+    QuotaExceeded,
     Unauthenticated,
     Unreachable,
 )
@@ -35,9 +36,9 @@ _CLASSES: dict[str, type[MqError]] = {
 }
 
 
-# The client is not who it says, or may not do this. Another attempt is useless until an operator
-# changes that, or the client has another key.
-REFUSALS = (Unauthenticated, PermissionDenied)
+# The client is not who it says, may not do this, or has as much as it may have. Another attempt is
+# useless until an operator changes that, or the client has another key.
+REFUSALS = (Unauthenticated, PermissionDenied, QuotaExceeded)
 
 
 class WrongTransport(Unreachable):

@@ -59,6 +59,7 @@ _REFUSALS = frozenset(
         Code.ILLEGAL_FILTER,
         Code.ILLEGAL_CONFIG,
         Code.PERMISSION_DENIED,
+        Code.QUOTA_EXCEEDED,
         Code.UNAUTHENTICATED,
         Code.TOPIC_NOT_FOUND,
         Code.SUBSCRIPTION_MISMATCH,

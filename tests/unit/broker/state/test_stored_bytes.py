@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.store import checkpoint
+from mq.names import SCHEDULE_TOPIC
+from mq.store import checkpoint, rebatch
 from mq.store.batch import decode_payload
 from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
-from mq.wire.v1.state_pb2 import BrokerState
+from mq.store.holding import lane_of
+from mq.wire.v1.state_pb2 import (
+    BrokerState,
+    CarryScheduled,
+    Command,
+    DeliverScheduled,
+    LaneCarried,
+    LaneProgress,
+    RecallScheduled,
+)
 from tests.support.consensus import batch
 from tests.support.logs import send
 from tests.support.stores import roll
@@ -175,3 +185,57 @@ def test_replicas_that_are_upgraded_one_after_the_other_begin_to_count_at_the_sa
     fresh.apply()
     assert fresh.state.encode() == old.state.encode()
     assert counted(fresh) == counted(old) == {"t": len(behind.data)}
+
+
+def test_delayed_messages_of_a_topic_are_counted_until_they_are_delivered_or_recalled() -> None:
+    leader, follower = Replica().open(), Replica()
+    leader.write(put("t"))
+    late = [batch("t", b"1", b"2", deliver_at_ms=900_000), batch("t", b"3", deliver_at_ms=900_000)]
+    (lane,) = {lane_of(one.deliver_at_ms) for one in late}
+    written = leader.write(late)
+    leader.apply()
+    topics = leader.state.topics
+    assert topics.delayed_messages("t") == 3
+    first, second = written.stored
+    queue = leader.store.queues.get(SCHEDULE_TOPIC, lane)
+    assert queue is not None
+    places = queue.read(0, 2)["log_offset"].tolist()
+    recall = RecallScheduled(
+        lane=lane,
+        due_ms=900_000,
+        log_offset=places[0],
+        message_log_offset=first.log_offset,
+        topic="t",
+    )
+    leader.write(Command(recall_scheduled=recall))
+    leader.apply()
+    assert topics.delayed_messages("t") == 2
+    # One that is written again, so that retention can drop the log before it, is the same one.
+    carried = rebatch.carried(late[1], second.log_offset)
+    lanes = [LaneCarried(lane=lane, below_log_offset=places[1] + 1, batches=1, messages=1)]
+    leader.write_atom([carried], Command(carry_scheduled=CarryScheduled(lanes=lanes)))
+    leader.apply()
+    assert topics.delayed_messages("t") == 2
+    progress = LaneProgress(lane=lane, due_ms=900_000, log_offset=1 << 40, batches=2, messages=3)
+    command = Command(deliver_scheduled=DeliverScheduled(lanes=[progress]))
+    leader.write_atom([batch("t", b"2"), batch("t", b"3")], command)
+    send(leader.store.log, follower.store.log, 1 << 20)
+    follower.apply()
+    leader.apply()
+    assert topics.delayed_messages("t") == 0
+    assert follower.state.encode() == leader.state.encode()
+
+
+def test_delayed_messages_come_back_with_a_checkpoint_and_go_with_their_topic() -> None:
+    replica = Replica().open()
+    replica.write(put("t"))
+    replica.write([batch("t", b"x", deliver_at_ms=900_000)])
+    replica.apply()
+    replica.store.checkpoint()
+    replica.vfs.kill()
+    again = Replica(replica.vfs)
+    assert again.state.topics.delayed_messages("t") == 1
+    again.write(drop("t"))
+    again.write(put("t"))
+    again.apply()
+    assert again.state.topics.delayed_messages("t") == 0
