@@ -37,9 +37,8 @@ class FairQueue(Generic[T]):
         # Whether the first one has its quantum of this turn.
         self._has_quantum = False
         self._first: T | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._owners)
+        # Pieces that wait.
+        self.waiting = 0
 
     def add(self, owner: str, piece: T, size: int) -> None:
         """Behind what the owner has waiting already."""
@@ -47,6 +46,7 @@ class FairQueue(Generic[T]):
         if found is None:
             found = self._owners[owner] = _Owner()
         found.pieces.append((piece, size))
+        self.waiting += 1
 
     def first(self) -> T | None:
         """The piece that is next, the same until it is removed; None: nothing waits."""
@@ -59,6 +59,7 @@ class FairQueue(Generic[T]):
         found = self._owners[owner]
         at, size = next((at, size) for at, (one, size) in enumerate(found.pieces) if one is piece)
         del found.pieces[at]
+        self.waiting -= 1
         if is_served:
             found.credit -= size
         if piece is self._first:

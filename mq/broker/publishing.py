@@ -104,7 +104,7 @@ class Publisher:
 
     def has_room(self, size: int) -> bool:
         """Whether so much more may be submitted now, before nothing that waits for room."""
-        return not self._room and self._fits(size)
+        return not self._room.waiting and self._fits(size)
 
     async def room(self, size: int, timeout_s: float, owner: str = "") -> None:
         """Returns when so much more may be submitted: by a user, or by a connection without one.
@@ -155,7 +155,8 @@ class Publisher:
         if batch.is_held or batch.delay_ms:
             batch = self._resolve(batch)
         slot = self.begin(batch, on_outcome)
-        slot.throttle_ms = throttle_ms
+        if throttle_ms:
+            slot.throttle_ms = throttle_ms
         if tells_appended:
             slot.appended = self._loop.create_future()
         if not self._waiting:
@@ -282,8 +283,7 @@ class Publisher:
         return self._in_flight == 0 or (is_bounded and self._in_flight < _IN_FLIGHT_MAX)
 
     def _wake(self) -> None:
-        first = self._room.first()
-        if first is not None:
+        if self._room.waiting and (first := self._room.first()) is not None:
             first.set()
 
 

@@ -56,8 +56,10 @@ class Guarded(NamedTuple):
         """Without a client, which would wait and send again."""
         messages = [message_pb2.Message(body=bytes(size))]
         request = producer_pb2.SendRequest(topic=topic, messages=messages, **fields)
-        answer = producer_pb2.SendResponse
-        return self.call(who, "ProducerService/Send", request, answer)
+        answer: producer_pb2.SendResponse = self.call(
+            who, "ProducerService/Send", request, producer_pb2.SendResponse
+        )
+        return answer
 
     def call(self, who: str, method: str, request: Any, answer: Any) -> Any:
         try:

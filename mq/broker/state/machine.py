@@ -133,7 +133,8 @@ class Machine:
         version = log.first_index, log.mends
         if self._opening is None or self._opening.version != version:
             self._opening = _Opening(version, self._totals_before())
-        return topics.stored_bytes(topic) - self._opening.before(topics.get(topic))
+        total = topics.stored_totals.get(topic, 0)
+        return total - self._opening.before(topics.get(topic))
 
     def _totals_before(self) -> dict[str, tuple[int, int]]:
         """By the checkpoint that opens the log; read once after segments were dropped."""
@@ -183,7 +184,9 @@ class Machine:
         self, batch: Batch, log_offset: int, stored_at_ms: int, applied: AppliedEntry
     ) -> StoredAt:
         """Makes a batch visible, or holds it back."""
-        self.state.topics.count_stored(batch.topic, len(batch.data))
+        totals = self.state.topics.stored_totals
+        if batch.topic in totals:
+            totals[batch.topic] += len(batch.data)
         at = log_offset + batch.region_start
         if batch.is_held:
             queue = self.state.hold(batch, log_offset, stored_at_ms)

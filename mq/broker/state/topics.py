@@ -67,8 +67,8 @@ class Topic(NamedTuple):
 class Topics:
     def __init__(self) -> None:
         self._topics: dict[str, Topic] = {}
-        # Of all batches since the topic was created.
-        self._stored_bytes: dict[str, int] = {}
+        # Bytes of all batches since each topic was created; applying adds those of a batch.
+        self.stored_totals: dict[str, int] = {}
         # Messages that wait for their time, of topics that have some.
         self._delayed: dict[str, int] = {}
         # False: this state is older than such counting, which begins with the next checkpoint.
@@ -140,10 +140,6 @@ class Topics:
         topic = self._topics.get(name)
         return topic.rank(queue_id) if topic else 0
 
-    def stored_bytes(self, name: str) -> int:
-        """Bytes that were stored since the topic was created; those that are gone count, too."""
-        return self._stored_bytes.get(name, 0)
-
     def delayed_messages(self, name: str) -> int:
         """Messages of the topic that wait for their time."""
         return self._delayed.get(name, 0)
@@ -164,17 +160,12 @@ class Topics:
         """What was lost on its way is not counted for ever."""
         self._delayed.clear()
 
-    def count_stored(self, name: str, size: int) -> None:
-        """A batch of the topic was stored."""
-        if name in self._stored_bytes:
-            self._stored_bytes[name] += size
-
     def begin_counting(self, states: Iterable[TopicState]) -> None:
         """From the totals of the first checkpoint that has such: they are 0, unless the leader that
         wrote it counted before.
         """
         totals = {one.topic.topic: one.stored_bytes for one in states}
-        self._stored_bytes = {name: totals.get(name, 0) for name in self._topics}
+        self.stored_totals = {name: totals.get(name, 0) for name in self._topics}
         self.counts_stored_bytes = True
 
     def put(self, command: PutTopic, now_ms: int, log_offset: int = 0) -> None:
@@ -183,12 +174,12 @@ class Topics:
             now_ms, log_offset = known.created_at_ms, known.created_at_log_offset
         self._topics[command.topic] = _topic(command, now_ms, log_offset)
         if self.counts_stored_bytes:
-            self._stored_bytes.setdefault(command.topic, 0)
+            self.stored_totals.setdefault(command.topic, 0)
         self.version += 1
 
     def drop(self, name: str) -> bool:
         self.version += 1
-        self._stored_bytes.pop(name, None)
+        self.stored_totals.pop(name, None)
         self._delayed.pop(name, None)
         return self._topics.pop(name, None) is not None
 
@@ -198,7 +189,7 @@ class Topics:
                 topic=topic.command(),
                 created_at_ms=topic.created_at_ms,
                 created_at_log_offset=topic.created_at_log_offset,
-                stored_bytes=self._stored_bytes.get(topic.name, 0),
+                stored_bytes=self.stored_totals.get(topic.name, 0),
                 delayed_messages=self._delayed.get(topic.name, 0),
             )
 
@@ -207,7 +198,7 @@ class Topics:
             one.topic.topic: _topic(one.topic, one.created_at_ms, one.created_at_log_offset)
             for one in states
         }
-        self._stored_bytes.clear()
+        self.stored_totals.clear()
         self._delayed = {
             one.topic.topic: one.delayed_messages for one in states if one.delayed_messages
         }

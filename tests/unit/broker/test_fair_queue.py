@@ -44,7 +44,7 @@ def test_the_first_one_stays_the_first_whatever_comes() -> None:
     queue.remove("a", "large", is_served=False)
     assert queue.first() == "small"
     queue.remove("b", "small", is_served=True)
-    assert not queue
+    assert queue.waiting == 0
     assert queue.first() is None
 
 
