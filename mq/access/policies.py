@@ -44,7 +44,13 @@ class Resource(NamedTuple):
     name: str
 
     def __str__(self) -> str:
+        """As in a sentence."""
         return f"{self.kind} {self.name}"
+
+    @property
+    def subject(self) -> str:
+        """As records of the audit trail and commands write it."""
+        return f"{self.kind}:{self.name}"
 
 
 def topic_resource(topic: str) -> Resource:
@@ -71,8 +77,9 @@ class Policy(NamedTuple):
     network: Network | None = None
 
     def __str__(self) -> str:
-        """The line in its one spelling: `parse` gives the same policy back."""
-        actions = ",".join(one for one in Action if one in self.actions)
+        """The line in its one spelling: `parse` gives the same policy back. All actions are `*`."""
+        named = [one for one in Action if one in self.actions]
+        actions = "*" if len(named) == len(Action) else ",".join(named)
         source = f" from {self.network}" if self.network is not None else ""
         return (
             f"{'allow' if self.is_allow else 'deny'} {actions} {self.kind} {self.pattern}{source}"

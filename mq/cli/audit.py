@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -43,6 +43,7 @@ _SHOWN = {"at_ms", "user", "credential", "address", "what", "subject", "before",
 )
 @click.option("--user", metavar="USER", help="Only what this user did, or tried.")
 @click.option("--about", metavar="SUBJECT", help="Only about this, such as user:alice.")
+@click.option("--what", metavar="KIND", help="Only of this kind, such as put_policy or denied.")
 @click.option("--denied", is_flag=True, help="Only what was refused.")
 @click.option("--follow", "-f", is_flag=True, help="Do not end: wait for more.")
 @with_brokers("", "--jsonl")
@@ -52,6 +53,7 @@ def audit(
     since_s: float,
     user: str | None,
     about: str | None,
+    what: str | None,
     denied: bool,
     follow: bool,
 ) -> None:
@@ -63,7 +65,8 @@ def audit(
     place = max(0, round((time.time() - since_s) * 1000))
     idle_s = float("inf") if follow else None
     options = ConsumeOptions((AUDIT_TOPIC,), place, None, None, idle_s)
-    trail = Trail(user, about, is_denied=denied, as_json=brokers.as_json, is_live=follow)
+    wanted = Wanted(user, about, _kind(what, is_denied=denied))
+    trail = Trail(wanted, as_json=brokers.as_json, is_live=follow)
     brokers.check()
     try:
         with OutageNotes():
@@ -75,15 +78,34 @@ def audit(
     trail.finish()
 
 
+class Wanted(NamedTuple):
+    """Which records are shown; None: of all."""
+
+    user: str | None = None
+    about: str | None = None
+    what: str | None = None
+
+    def has(self, record: Mapping[str, Any]) -> bool:
+        return (
+            (self.user is None or record.get("user") == self.user)
+            and (self.about is None or record.get("subject") == self.about)
+            and (self.what is None or record.get("what") == self.what)
+        )
+
+
+def _kind(what: str | None, *, is_denied: bool) -> str | None:
+    """As records have it: tables show `put policy` for put_policy."""
+    kind = what and what.strip().replace(" ", "_")
+    if is_denied and kind not in (None, "denied"):
+        raise click.UsageError("--denied is --what denied: give one of them")
+    return "denied" if is_denied else kind
+
+
 class Trail:
     """Prints records as they come, in tables of many or, when it follows, line by line."""
 
-    def __init__(
-        self, user: str | None, about: str | None, *, is_denied: bool, as_json: bool, is_live: bool
-    ) -> None:
-        self._user = user
-        self._about = about
-        self._is_denied = is_denied
+    def __init__(self, wanted: Wanted, *, as_json: bool, is_live: bool) -> None:
+        self._wanted = wanted
         self._as_json = as_json
         self._is_live = is_live
         self._page: list[tuple[str, dict[str, Any]]] = []
@@ -95,7 +117,7 @@ class Trail:
         self.written += len(messages)
         for message in messages:
             record = parsed(message.body)
-            if record is None or not self._is_wanted(record):
+            if record is None or not self._wanted.has(record):
                 continue
             self._shown += 1
             broker_set = message.queue.broker_set
@@ -120,13 +142,6 @@ class Trail:
         page, self._page = self._page, []
         out = output.console()
         print_table(out, columns(page, out.width))
-
-    def _is_wanted(self, record: Mapping[str, Any]) -> bool:
-        return (
-            (self._user is None or record.get("user") == self._user)
-            and (self._about is None or record.get("subject") == self._about)
-            and (not self._is_denied or record.get("what") == "denied")
-        )
 
 
 def parsed(body: bytes) -> dict[str, Any] | None:

@@ -150,6 +150,8 @@ def test_every_change_is_in_the_audit_trail_without_its_secret(mq: Program) -> N
     assert "correct horse" not in lines
     assert "scrypt" not in lines
     assert "4 records" in mq("audit", "--about", "user:dave")
+    assert "1 record\n" in mq("audit", "--about", "user:dave", "--what", "drop_user")
+    assert "1 record\n" in mq("audit", "--about", "user:dave", "--what", "drop user")
     assert "0 records" in mq("audit", "--user", "nobody-else")
 
 
@@ -184,6 +186,9 @@ def test_from_the_first_token_to_a_session_and_a_user_that_may_do_one_thing(tmp_
         assert "PERMISSION_DENIED" in mq.refused("user", "create", "eve", *as_shop)
         assert [one["name"] for one in mq.json("user", "list", *as_shop)] == ["shop"]
         assert "orders-1" in mq("audit", "--user", "shop")
+        # Refusals are written once a second.
+        refused = ("audit", "--about", "topic:secrets", "--what", "denied")
+        poll(lambda: "1 record\n" in mq(*refused), "the refusal is recorded", DEADLINE_S)
 
         profile = tmp_path / "config" / "mq" / "profiles.toml"
         session = tomllib.loads(profile.read_text())["mq"]["api_key"]

@@ -136,7 +136,7 @@ class AuditTrail:
     def denied(self, denial: Denial) -> None:
         """Must not wait: it is called for every call that is refused, or would be."""
         need = denial.need
-        action, resource = ("call", "") if need is None else (str(need[0]), str(need[1]))
+        action, resource = ("call", "") if need is None else (str(need[0]), need[1].subject)
         outcome = DENIED if denial.is_enforced else "observed"
         self.refused(denial.principal, action, resource, denial.reason, outcome)
 

@@ -180,22 +180,19 @@ class Access:
                 del self._ids[found.user]
 
     def _put_policy(self, record: AccessPolicy) -> None:
-        try:
-            policy = policies.parse(record.line)
-        except IllegalPolicy:
-            return  # no leader proposes such a line
+        policy = _parsed(record.line)
         lines, line = self.lines_of(record.subject), str(policy)
-        if line not in lines:
+        if policy is not None and line not in lines:
             self._policies[record.subject] = {**lines, line: policy}
             self._policy_count += 1
             self._count(AccessPolicy(subject=record.subject, line=line), 1)
 
     def _drop_policy(self, record: AccessPolicy) -> None:
-        lines = dict(self.lines_of(record.subject))
-        if lines.pop(record.line, None) is None:
+        lines, line = dict(self.lines_of(record.subject)), str(_parsed(record.line))
+        if lines.pop(line, None) is None:
             return
         self._policy_count -= 1
-        self._count(AccessPolicy(subject=record.subject, line=record.line), -1)
+        self._count(AccessPolicy(subject=record.subject, line=line), -1)
         if lines:
             self._policies[record.subject] = lines
         else:
@@ -263,6 +260,16 @@ class Access:
             self._put_namespace(namespace)
         self.change_count = state.version
         self.version += 1
+
+
+def _parsed(line: str) -> Policy | None:
+    """Entries may have another spelling than the one of now. No leader proposes what is no
+    policy.
+    """
+    try:
+        return policies.parse(line)
+    except IllegalPolicy:
+        return None
 
 
 def _sorted(records: dict[str, Any]) -> list[Any]:

@@ -74,6 +74,22 @@ def test_a_policy_has_one_spelling(line: tuple[str, Policy]) -> None:
     assert parse(f"  {str(policy).replace(' ', '   ')} ") == policy
 
 
+@given(st.permutations(list(Action)), st.lists(st.sampled_from(Action), max_size=3), patterns)
+def test_all_actions_are_spelled_with_a_star(
+    named: list[Action], again: list[Action], pattern: str
+) -> None:
+    policy = parse(f"allow {','.join([*named, *again])} topic {pattern}")
+    assert policy == parse(f"allow * topic {pattern}")
+    assert str(policy) == f"allow * topic {pattern}"
+
+
+@given(lines())
+def test_a_star_means_all_actions_and_nothing_less(line: tuple[str, Policy]) -> None:
+    _, policy = line
+    is_star = str(policy).split()[1] == "*"
+    assert is_star == (policy.actions == frozenset(Action))
+
+
 @given(names, names)
 def test_a_prefix_covers_every_name_that_starts_so_and_no_other(prefix: str, name: str) -> None:
     policy = parse(f"allow publish topic {prefix}*")

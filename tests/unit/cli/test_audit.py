@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from mq.cli import output
-from mq.cli.audit import change, columns, line_of, parsed
+from mq.cli.audit import Wanted, audit, change, columns, line_of, parsed
 from mq.cli.tables import print_table
 from tests.support.commands import assert_fits
 
@@ -56,7 +57,7 @@ def test_a_refusal_says_what_and_why() -> None:
         "outcome": "denied",
         "before": None,
         "after": None,
-        "subject": "topic orders",
+        "subject": "topic:orders",
         "action": "publish",
         "reason": "no policy",
     }
@@ -75,6 +76,26 @@ def test_values_that_are_no_records_are_shown_as_they_are() -> None:
 def test_what_is_no_record_is_passed_over(body: bytes) -> None:
     assert parsed(body) is None
     assert parsed(json.dumps(RECORD).encode()) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_it"),
+    [
+        (Wanted(), True),
+        (Wanted("root", "user:alice", "put_user"), True),
+        (Wanted(user="alice"), False),
+        (Wanted(about="user:bob"), False),
+        (Wanted(what="denied"), False),
+    ],
+)
+def test_a_record_is_wanted_if_all_of_it_fits(wanted: Wanted, *, has_it: bool) -> None:
+    assert wanted.has(RECORD) == has_it
+
+
+def test_a_kind_that_is_no_refusal_and_refusals_alone_contradict_each_other() -> None:
+    result = CliRunner().invoke(audit, ["--denied", "--what", "put_user"])
+    assert result.exit_code == 2
+    assert "--denied is --what denied" in result.stderr
 
 
 @pytest.mark.parametrize("width", [70, 80, 140])

@@ -85,10 +85,10 @@ async def test_the_first_refusal_of_each_kind_in_a_minute_is_recorded() -> None:
     await turns()
     assert len(node.consensus.proposed) == count + 1
     first, second, third = trail(node)
-    assert (first["user"], first["action"], first["subject"]) == ("bob", "publish", "topic t")
+    assert (first["user"], first["action"], first["subject"]) == ("bob", "publish", "topic:t")
     assert (first["tag"], first["outcome"]) == ("denied", "denied")
     assert "no policy allows" in first["reason"]
-    assert second["subject"] == "topic u"
+    assert second["subject"] == "topic:u"
     assert (third["user"], third["address"]) == ("", "10.0.0.3")
     # A minute later those left out are told, and it begins again.
     node.pass_time(60_000)
@@ -97,7 +97,7 @@ async def test_the_first_refusal_of_each_kind_in_a_minute_is_recorded() -> None:
     await turns()
     *_, left_out, again = trail(node)
     assert left_out["left_out"] == 499
-    assert again["subject"] == "topic t"
+    assert again["subject"] == "topic:t"
     assert node.broker.audit.denials_total == 503
 
 

@@ -56,6 +56,18 @@ CHANGES = st.one_of(
 )
 
 
+def test_a_line_is_dropped_however_an_entry_spells_it() -> None:
+    six = "allow publish,consume,describe,create,alter,delete topic x"
+    for put, dropped in ((six, "allow * topic x"), ("allow * topic x", six)):
+        access = of(policy("role:r", put))
+        assert list(access.lines_of("role:r")) == ["allow * topic x"]
+        access.change([drop_policy("role:r", dropped)])
+        assert not access.lines_of("role:r")
+        assert access.digest() == Access().digest()
+    # No leader proposes that.
+    assert of(policy("role:r", "no policy"), drop_policy("role:r", "no policy")).policy_count == 0
+
+
 @given(st.lists(CHANGES, max_size=20))
 def test_a_copy_of_a_checkpoint_is_the_same_in_all(changes: Sequence[AccessChange]) -> None:
     access = of(*changes)
