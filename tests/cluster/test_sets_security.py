@@ -209,6 +209,26 @@ def test_a_login_is_known_to_sets_that_tell_of_each_other_to_known_callers_alone
     admin.delete_user("eve")
 
 
+def test_a_client_is_served_by_the_set_that_knows_it(cluster: SecuredSets, admin: Admin) -> None:
+    made = keys.new()
+    proof = keys.digest(made.secret)
+    credential = pb.Credential(id=made.id, user="frank", type=pb.API_KEY, proof=proof)
+    changes = [
+        pb.AccessChange(put_user=pb.User(name="frank")),
+        pb.AccessChange(put_credential=credential),
+    ]
+    admin.change_access(changes, broker_set="b")
+    # A broker of the other set is named first.
+    with Admin(cluster.servers, api_key=made.text) as frank:
+        assert {name: one.user for name, one in frank.who_am_i().items()} == {"b": "frank"}
+    with (
+        Admin(cluster.servers, api_key=keys.new().text) as nobody,
+        pytest.raises(Unauthenticated),
+    ):
+        nobody.who_am_i()
+    admin.change_access([pb.AccessChange(drop_user="frank")], broker_set="b")
+
+
 def test_nothing_is_changed_while_a_set_does_not_answer(tmp_path: Path) -> None:
     with (
         SecuredSets(tmp_path) as cluster,

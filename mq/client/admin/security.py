@@ -21,7 +21,6 @@ from mq.access.policies import Resource
 from mq.client.admin.access import AccessView, is_copyable, view_of
 from mq.client.admin.calls import AdminCalls
 from mq.errors import IllegalRequest, MqError, Unauthenticated, UserNotFound
-from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 from mq.wire.v1.security_pb2 import (
     API_KEY,
     HMAC_SHA1,
@@ -45,8 +44,6 @@ from mq.wire.v1.security_pb2 import (
 # The number that a broker takes at once.
 _CHANGES_MAX = 1_000
 _SECRET_BYTES = 32
-# Followers wait for news of a key for a second.
-_ROUTE_S = 2.0
 
 T = TypeVar("T")
 
@@ -394,7 +391,7 @@ class SecurityAdmin(AdminCalls):
         self, key: ApiKey, request: LoginRequest, expires_at_ms: int
     ) -> Session:
         """In the sets that do not know the key yet."""
-        sets = await self._sets_by_key()
+        sets = await self._set_names()
         known = await self._ask_all(dict.fromkeys(sets, WhoAmIRequest()), absent=Unauthenticated)
         lacking = [
             name
@@ -409,22 +406,6 @@ class SecurityAdmin(AdminCalls):
             tuple(replies.missing),
             tuple(replies.absent),
         )
-
-    async def _sets_by_key(self) -> list[str]:
-        """All sets, while only some of them know the key of this client: all brokers that the user
-        named are asked, since those of the other sets refuse.
-        """
-        asking = [
-            self._connection.call(RouteRequest(), _ROUTE_S, server=one)
-            for one in self._connection.seeds
-        ]
-        answers = await asyncio.gather(*asking, return_exceptions=True)
-        for one in answers:
-            if isinstance(one, RouteResponse):
-                self._connection.learn(one)
-                return [each.name for each in one.broker_sets]
-        # With its own words on why not.
-        return await self._set_names()
 
     async def logout(self) -> str:
         """Revokes the key that this client presents; its id. IllegalRequest when it presents

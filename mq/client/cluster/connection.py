@@ -8,6 +8,7 @@ streams are not made here. Everything runs on the event loop that uses it first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
@@ -16,7 +17,7 @@ from typing import Any
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.channels import Channels
-from mq.client.cluster.retry import CALL_TIMEOUT_S, CallTarget, Retry, now_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, CallTarget, Retry, cancelled, now_s
 from mq.client.cluster.security import Credentials, Security
 from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
 from mq.client.cluster.topology import Topology
@@ -28,6 +29,7 @@ from mq.errors import (
     MqError,
     NoLeader,
     NotLeader,
+    Unauthenticated,
     Unreachable,
 )
 from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 LAST_WORD_S = 0.15
 # A broker that holds a call for longer is frozen or gone; another may answer.
 _ROUTE_ATTEMPT_S = 1.0
+# Followers wait for news of a key for a second before they refuse it.
+_ELSEWHERE_S = 2.0
 
 
 def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
@@ -123,6 +127,34 @@ class Connection(CallTarget):
         for one in self._sets.values():
             if address in set(one.servers):
                 one.servers.failed(address, now_s())
+
+    async def _known_elsewhere(
+        self, error: Unauthenticated, address: str, request: WireMessage, timeout_s: float
+    ) -> Any:
+        """Each broker set has users of its own, and a broker of any set tells the routes: those
+        that the user named are asked at the same time, and the first answer counts.
+        """
+        others = [one for one in self.seeds if one != address]
+        if not isinstance(request, RouteRequest) or not others:
+            raise error
+        # Those that refuse come last in the ranking for the next call.
+        self.failed(address)
+
+        async def ask(other: str) -> Any:
+            try:
+                return await self.ask(other, request, min(timeout_s, _ELSEWHERE_S))
+            except Unauthenticated:
+                self.failed(other)
+                raise
+
+        asking = [asyncio.ensure_future(ask(one)) for one in others]
+        try:
+            for answer in asyncio.as_completed(asking):
+                with contextlib.suppress(MqError):
+                    return await answer
+        finally:
+            await cancelled(*asking)
+        raise error
 
     async def _gave_up(self, failure: MqError, timeout_s: float, server: str) -> MqError:
         """Unreachable, unless a broker has answered: then NotLeader."""

@@ -17,7 +17,7 @@ from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.errors import WrongTransport, retry_after_s
 from mq.client.cluster.servers import Servers
-from mq.errors import MqError, NotLeader, Unreachable
+from mq.errors import MqError, NotLeader, Unauthenticated, Unreachable
 
 T = TypeVar("T")
 
@@ -152,6 +152,10 @@ class CallTarget(ABC):
                 self.failed(address)
                 if unanswered is not None:
                     unanswered.append(error)
+            except Unauthenticated as error:
+                if server:
+                    raise
+                return await self._known_elsewhere(error, address, request, left_s)
             # A new hint is followed at once, a loop of hints with a pause. Without a hint all other
             # brokers come first.
             known = {*tried, address}
@@ -162,6 +166,18 @@ class CallTarget(ABC):
             is_over = not await retry.pause() if must_wait else retry.left_s <= 0
             if is_over:
                 raise await self._gave_up(failure, timeout_s, server) from None
+
+    async def _known_elsewhere(
+        self,
+        error: Unauthenticated,
+        address: str,  # noqa: ARG002 # for targets that ask others
+        request: WireMessage,  # noqa: ARG002
+        timeout_s: float,  # noqa: ARG002
+    ) -> Any:
+        """The broker at `address` does not know the caller. Returns the answer of another one that
+        does, or raises the error.
+        """
+        raise error
 
     async def ask(
         self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False

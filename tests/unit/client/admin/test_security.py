@@ -65,9 +65,6 @@ class Cluster(Admin):
     async def _first_login(self, request: Any) -> Any:
         return await self._ask(self.asked_first, request)
 
-    async def _sets_by_key(self) -> list[str]:
-        return sorted(self.sets)
-
     def _presenting(self, key: keys.ApiKey) -> Any:
         self.presented = key.id
         return contextlib.nullcontext(self)

@@ -19,6 +19,7 @@ from mq.errors import (
     NoLeader,
     NotLeader,
     TopicExists,
+    Unauthenticated,
     Unreachable,
 )
 from mq.wire.v1.admin_pb2 import CreateTopicRequest, TopicInfo
@@ -312,6 +313,64 @@ def test_the_leader_of_a_set_is_asked_of_its_own_brokers_first_then_of_others() 
         assert connection.asked[3][0] == "x"
 
     run(scenario())
+
+
+STRANGER = Unauthenticated("key abc is not known")
+
+
+def test_routes_are_told_by_a_named_broker_that_knows_the_caller() -> None:
+    """Each set has users of its own."""
+
+    def answer(address: str, _: Any) -> Any:
+        return routes("b", sets="xy") if address == "ya:1" else STRANGER
+
+    connection = Asked("xa:1,xb:1,ya:1", answer)
+
+    async def scenario() -> None:
+        assert len(await connection.sets()) == 2
+        assert connection.asked == ["xa:1", "xb:1", "ya:1"]
+        assert asyncio.get_running_loop().time() == 1000.0
+        # Those that refused come last for the next one.
+        ranking = connection.servers.ranking(asyncio.get_running_loop().time())
+        assert ranking[-2:] == ["xa:1", "xb:1"]
+
+    run(scenario())
+
+
+def test_a_caller_that_all_named_brokers_refuse_is_told_so_at_once() -> None:
+    connection = Asked("a:1,b:1,c:1", lambda *_: STRANGER)
+
+    async def scenario() -> None:
+        with pytest.raises(Unauthenticated, match="not known"):
+            await connection.sets()
+        assert asyncio.get_running_loop().time() == 1000.0
+
+    run(scenario())
+    assert sorted(connection.asked) == ["a:1", "b:1", "c:1"]
+
+
+def test_a_frozen_broker_delays_a_refusal_for_moments_only() -> None:
+    connection = Asked("a:1,b:1", lambda address, _: STRANGER if address == "a:1" else None)
+
+    async def scenario() -> None:
+        with pytest.raises(Unauthenticated):
+            await connection.brokers(timeout_s=60)
+        assert asyncio.get_running_loop().time() <= 1002.0
+
+    run(scenario())
+
+
+def test_what_is_no_question_for_routes_is_refused_by_the_first_broker() -> None:
+    """A wrong password is not tried everywhere."""
+    connection = Asked("a:1,b:1", lambda *_: STRANGER)
+
+    async def scenario() -> None:
+        for target in (connection, connection.of("s")):
+            with pytest.raises(Unauthenticated):
+                await create(target)
+
+    run(scenario())
+    assert connection.asked == ["a:1", "a:1"]
 
 
 def test_a_closed_connection_opens_no_channels() -> None:
