@@ -119,7 +119,7 @@ class Rules:
         )
 
     def publish_to(self, caller: Principal, topic: str) -> None:
-        if topic not in caller.publishes:
+        if topic not in caller.publishes or topic not in self._broker.state.topics:
             self._gate.check_publish(caller, topic, is_new=self.is_new(topic))
 
     def check_transaction(self, caller: Principal, action: Action, transaction_id: str) -> None:

@@ -328,7 +328,7 @@ class Gate:
 
     def check_publish(self, principal: Principal, topic: str, *, is_new: bool) -> None:
         """Of a batch. `is_new`: there is no such topic, and it would be created."""
-        if principal.is_superuser or topic in principal.publishes:
+        if principal.is_superuser or (topic in principal.publishes and not is_new):
             return
         resource = topic_resource(topic)
         self.check(principal, Action.PUBLISH, resource)

@@ -31,7 +31,7 @@ from mq.wire.v1.consumer_pb2 import (
     SubscribeStart,
     Subscription,
 )
-from mq.wire.v1.producer_pb2 import PublishRequest, PublishResponse
+from mq.wire.v1.producer_pb2 import PublishRequest, PublishResponse, SendRequest
 from mq.wire.v1.security_pb2 import API_KEY, AccessChange, AccessPolicy, Credential, User
 from mq.wire.v1.status_pb2 import Code
 from tests.support.consensus import Node, on_loop, soon, turns
@@ -289,6 +289,17 @@ async def test_each_batch_of_a_stream_is_checked_for_its_topic() -> None:
         assert await scene.call(name, "bob", publish("new", **fields)) == "PERMISSION_DENIED"
     assert scene.node.ends("secrets") == [0, 0, 0, 0]
     assert "new" not in scene.node.broker.state.topics
+
+
+@on_loop
+async def test_a_topic_that_was_deleted_is_not_created_again_by_who_may_only_publish() -> None:
+    scene = await Scene.begin()
+    await scene.user("bob", "allow publish topic orders")
+    message = message_pb2.Message(body=b"x")
+    request = SendRequest(topic="orders", messages=[message]).SerializeToString()
+    assert await scene.call("ProducerService/Send", "bob", request) == ""
+    await scene.node.broker.catalog.delete("orders")
+    assert await scene.call("ProducerService/Send", "bob", request) == "PERMISSION_DENIED"
 
 
 @on_loop
