@@ -60,6 +60,7 @@ class Code(enum.Enum):
     SUBSCRIPTION_MISMATCH = "SUBSCRIPTION_MISMATCH"
     UNKNOWN_MEMBER = "UNKNOWN_MEMBER"
     NOT_ASSIGNED = "NOT_ASSIGNED"
+    VERSION_MISMATCH = "VERSION_MISMATCH"
     INTERNAL = "INTERNAL"
     UNREACHABLE = "UNREACHABLE"
     NO_LEADER = "NO_LEADER"
@@ -377,6 +378,12 @@ class NotAssigned(MqError):
     """The queue belongs to another member of the group by now."""
 
     code = Code.NOT_ASSIGNED
+
+
+class VersionMismatch(MqError):
+    """Nothing was written: it was changed since it was read. Read it again, and decide anew."""
+
+    code = Code.VERSION_MISMATCH
 
 
 class Internal(MqError):

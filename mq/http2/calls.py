@@ -227,6 +227,10 @@ class Call(Stream):
         """URI and DNS names that the client's verified certificate is made for; none without."""
         return self._certificate_names
 
+    def is_encrypted(self) -> bool:
+        """Whether the client is connected by TLS; False when the call has ended."""
+        return self.connection is not None and self.connection.is_encrypted
+
     def time_remaining(self) -> float | None:
         """Seconds; None: the client waits for ever."""
         deadline_s = self.deadline_s()

@@ -76,6 +76,8 @@ class Connection:
         self._wake = wake
         self.now_s = now_s
         self.peer = ""
+        # By TLS.
+        self.is_encrypted = False
         # Of the certificate that the peer has shown.
         self.certificate_names: tuple[str, ...] = ()
         self.streams: dict[int, Stream] = {}

@@ -274,6 +274,7 @@ class ServerProtocol(asyncio.Protocol):
             server.acceptor, server.limits, server.usage, self._wake, now_s
         )
         self._connection.peer = _peer(transport)
+        self._connection.is_encrypted = transport.get_extra_info("ssl_object") is not None
         self._connection.certificate_names = _certificate_names(transport)
         if not server.admit(self) or not _speaks_h2(transport):
             self._is_closing = True

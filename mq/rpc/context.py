@@ -29,6 +29,9 @@ class Context(Protocol):
     def certificate_names(self) -> Sequence[str]:
         """URI and DNS names that the client's verified certificate is made for; none without."""
 
+    def is_encrypted(self) -> bool:
+        """Whether the client is connected by TLS."""
+
     def time_remaining(self) -> float | None:
         """Seconds that the client still waits; None: for ever."""
 

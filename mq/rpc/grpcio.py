@@ -189,6 +189,9 @@ class _Call:
         shown = self._context.auth_context()
         return tuple(name.decode() for kind in _NAMES for name in shown.get(kind, ()))
 
+    def is_encrypted(self) -> bool:
+        return b"ssl" in self._context.auth_context().get("transport_security_type", ())
+
     def time_remaining(self) -> float | None:
         return cast("float | None", self._context.time_remaining())
 

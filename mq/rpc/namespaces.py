@@ -531,6 +531,9 @@ class NamespacedContext:
     def certificate_names(self) -> Sequence[str]:
         return self._context.certificate_names()
 
+    def is_encrypted(self) -> bool:
+        return self._context.is_encrypted()
+
     def time_remaining(self) -> float | None:
         return self._context.time_remaining()
 

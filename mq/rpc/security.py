@@ -1,4 +1,5 @@
-"""SecurityService: decodes, calls `mq.broker.security`, encodes. What proves a credential stays.
+"""SecurityService: decodes, calls `mq.broker.security`, encodes. What proves a credential stays,
+unless a superuser copies it to another broker set.
 
 Its own rules hold also while the gate only observes: a user that a stranger makes today would be
 let in tomorrow.
@@ -6,8 +7,11 @@ let in tomorrow.
 
 from __future__ import annotations
 
+import ipaddress
+
 from mq.access.policies import Action, Kind, Resource
 from mq.broker.broker import Broker
+from mq.broker.security.audit import Record
 from mq.broker.security.changes import ChangeRequest, is_own
 from mq.broker.security.gate import Principal
 from mq.broker.state.access import SUPERUSER
@@ -62,7 +66,7 @@ class SecurityService:
         # Decided once more when its turn comes: the state may be another one then.
         own_user = caller.user if self._is_limited(caller) else None
         version, digest = await self._broker.access_changes.change(
-            ChangeRequest(request.changes, caller, own_user)
+            ChangeRequest(request.changes, caller, own_user, request.expected_version)
         )
         return pb.ChangeAccessResponse(version=version, digest=digest)
 
@@ -70,10 +74,15 @@ class SecurityService:
         self, request: pb.DescribeAccessRequest, context: Context
     ) -> pb.DescribeAccessResponse:
         """Superusers see all; others themselves, and the policies of their roles."""
+        if request.with_proofs:
+            await self._check_proofs(context)
         state = pb.AccessState()
         state.CopyFrom(self._access.encode())
         for credential in state.credentials:
-            credential.ClearField("proof")
+            if request.with_proofs:
+                credential.is_sealed = credential.type == pb.HMAC_SHA1
+            else:
+                credential.ClearField("proof")
         if self._is_limited(context.caller):
             state = _seen_by(context.caller, state)
             return pb.DescribeAccessResponse(state=state)
@@ -112,6 +121,25 @@ class SecurityService:
             response.policy.subject, response.policy.line = ruling.subject, str(ruling.policy)
         return response
 
+    async def _check_proofs(self, context: Context) -> None:
+        """Whether the caller may see what proves credentials, which is recorded then. Superusers
+        can read it in the log, too.
+        """
+        caller = context.caller
+        if self._gate.is_off:
+            raise PermissionDenied("what proves credentials is for superusers: auth.mode is off")
+        self._gate.check_superuser(caller, _AREA, always=True)
+        subject = Resource(Kind.CLUSTER, _AREA).subject
+        if not context.is_encrypted() and not _is_loopback(caller.address):
+            reason = (
+                "what proves credentials does not cross a network in plaintext: connect with TLS "
+                "(broker.tls), or from the machine of the broker"
+            )
+            self._broker.audit.refused(caller, Action.DESCRIBE, subject, reason)
+            raise PermissionDenied(reason)
+        details: dict[str, object] = {"credentials": self._access.credential_count}
+        await self._broker.audit.write(Record("describe_proofs", subject, details=details), caller)
+
     def _is_limited(self, caller: Principal) -> bool:
         return not caller.is_superuser
 
@@ -126,6 +154,15 @@ def _seen_by(caller: Principal, state: pb.AccessState) -> pb.AccessState:
         namespaces=[one for one in state.namespaces if one.name in caller.namespaces],
         version=state.version,
     )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def _question(request: pb.CheckAccessRequest) -> tuple[Action, Resource]:

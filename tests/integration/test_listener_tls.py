@@ -67,6 +67,10 @@ def names(_: bytes, context: Context) -> bytes:
     return " ".join(context.certificate_names()).encode()
 
 
+def encrypted(_: bytes, context: Context) -> bytes:
+    return str(context.is_encrypted()).encode()
+
+
 @contextlib.asynccontextmanager
 async def serving(
     files: Files, transport: str = "mq", **options: Any
@@ -75,7 +79,7 @@ async def serving(
     config = BrokerConfig(tls="required", tls_cert=files.cert, tls_key=files.key, tls_ca=files.ca)
     options = {"transport": transport} | options
     found = tls.from_config(msgspec.structs.replace(config, **options))
-    handlers = {"/test/Names": UnaryHandler(names)}
+    handlers = {"/test/Names": UnaryHandler(names), "/test/IsEncrypted": UnaryHandler(encrypted)}
     listener = TRANSPORTS[transport](handlers, 1 << 20, 100, found.main)
     port = listener.bind("127.0.0.1", 0)
     await listener.start()
@@ -85,7 +89,9 @@ async def serving(
         await listener.stop(0)
 
 
-async def ask(address: str, credentials: grpc.ChannelCredentials | None) -> str:
+async def ask(
+    address: str, credentials: grpc.ChannelCredentials | None, method: str = "/test/Names"
+) -> str:
     """Over a connection of its own."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     channel = (
@@ -94,7 +100,7 @@ async def ask(address: str, credentials: grpc.ChannelCredentials | None) -> str:
         else grpc.aio.secure_channel(address, credentials, options)
     )
     async with channel:
-        answer: bytes = await channel.unary_unary("/test/Names")(b"", timeout=ANSWER_S)
+        answer: bytes = await channel.unary_unary(method)(b"", timeout=ANSWER_S)
         return answer.decode()
 
 
@@ -118,6 +124,26 @@ def test_optional_tls_takes_both_kinds_of_clients_on_one_port(
                 assert await ask(address, credentials) == ""
 
     run(test, loop)
+
+
+@pytest.mark.parametrize("transport", ["mq", "grpcio"])
+def test_a_call_knows_whether_it_came_by_tls(transport: str, authority: Authority) -> None:
+    async def test() -> None:
+        files = authority.files()
+        async with serving(files, transport) as (_, address):
+            assert await ask(address, files.credentials(), "/test/IsEncrypted") == "True"
+        if transport == "mq":
+            async with serving(files, tls="optional") as (_, address):
+                assert await ask(address, files.credentials(), "/test/IsEncrypted") == "True"
+                assert await ask(address, None, "/test/IsEncrypted") == "False"
+            return
+        listener = TRANSPORTS[transport]({"/test/E": UnaryHandler(encrypted)}, 1 << 20, 100, None)
+        port = listener.bind("127.0.0.1", 0)
+        await listener.start()
+        assert await ask(f"127.0.0.1:{port}", None, "/test/E") == "False"
+        await listener.stop(0)
+
+    run(test)
 
 
 def test_a_client_without_tls_is_told_that_it_is_required(loop: str, authority: Authority) -> None:

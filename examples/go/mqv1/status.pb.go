@@ -70,6 +70,7 @@ const (
 	Code_SUBSCRIPTION_MISMATCH Code = 52 // another member of the group subscribes to something else
 	Code_UNKNOWN_MEMBER        Code = 53 // never joined, or was away for too long: join again
 	Code_NOT_ASSIGNED          Code = 54 // the queue belongs to another member by now
+	Code_VERSION_MISMATCH      Code = 55 // it was changed since it was read: read it again, and decide anew
 	// The node's own.
 	Code_INTERNAL       Code = 60
 	Code_STORAGE_FAILED Code = 61
@@ -118,6 +119,7 @@ var (
 		52: "SUBSCRIPTION_MISMATCH",
 		53: "UNKNOWN_MEMBER",
 		54: "NOT_ASSIGNED",
+		55: "VERSION_MISMATCH",
 		60: "INTERNAL",
 		61: "STORAGE_FAILED",
 		62: "QUEUE_DAMAGED",
@@ -162,6 +164,7 @@ var (
 		"SUBSCRIPTION_MISMATCH": 52,
 		"UNKNOWN_MEMBER":        53,
 		"NOT_ASSIGNED":          54,
+		"VERSION_MISMATCH":      55,
 		"INTERNAL":              60,
 		"STORAGE_FAILED":        61,
 		"QUEUE_DAMAGED":         62,
@@ -276,7 +279,7 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12%\n" +
 	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\x12$\n" +
-	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xcd\x06\n" +
+	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xe3\x06\n" +
 	"\x04Code\x12\v\n" +
 	"\aSEND_OK\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_UNKNOWN\x10\x01\x12\x11\n" +
@@ -318,7 +321,8 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x0fGROUP_NOT_EMPTY\x103\x12\x19\n" +
 	"\x15SUBSCRIPTION_MISMATCH\x104\x12\x12\n" +
 	"\x0eUNKNOWN_MEMBER\x105\x12\x10\n" +
-	"\fNOT_ASSIGNED\x106\x12\f\n" +
+	"\fNOT_ASSIGNED\x106\x12\x14\n" +
+	"\x10VERSION_MISMATCH\x107\x12\f\n" +
 	"\bINTERNAL\x10<\x12\x12\n" +
 	"\x0eSTORAGE_FAILED\x10=\x12\x11\n" +
 	"\rQUEUE_DAMAGED\x10>\x12\x0f\n" +

@@ -131,6 +131,13 @@ class AuditTrail:
         self._add(self._message(record, by))
         self._flush()
 
+    async def write(self, record: Record, by: Caller) -> None:
+        """Of what may be done only if it is recorded: it is durable when this returns. Raises as
+        `Consensus.propose`.
+        """
+        entry = self._entry([self._message(record, by)])
+        await self._writer.write(entry.command, entry.batches)
+
     # -- refusals ---------------------------------------------------------------------------------
 
     def denied(self, denial: Denial) -> None:

@@ -25,7 +25,7 @@ from mq.broker.security.gate import CLUSTER_USER
 from mq.broker.state.access import BOOTSTRAP_USER, DEFAULT_QUOTA, SUPERUSER, Access
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
-from mq.errors import IllegalRequest, PermissionDenied, UserNotFound
+from mq.errors import IllegalRequest, PermissionDenied, UserNotFound, VersionMismatch
 from mq.wire.v1.security_pb2 import (
     API_KEY,
     HMAC_SHA1,
@@ -75,6 +75,8 @@ class ChangeRequest(NamedTuple):
     by: Caller
     # Only credentials of this user may be changed; None: everything.
     own_user: str | None = None
+    # Of the state that the caller has decided on; 0: any.
+    expected_version: int = 0
     # The broker's own, which makes sessions and the one-time token; and what it is recorded as.
     internal: str = ""
 
@@ -109,8 +111,8 @@ class AccessChanges:
 
     async def change(self, request: ChangeRequest) -> AccessVersion:
         """The changes are durable and applied here when this returns. IllegalRequest,
-        IllegalPolicy, UserNotFound, PermissionDenied: nothing was changed. NotLeader, and as
-        `Consensus.propose`.
+        IllegalPolicy, UserNotFound, PermissionDenied, VersionMismatch: nothing was changed.
+        NotLeader, and as `Consensus.propose`.
         """
         await self._decider.submit(request)
         return AccessVersion(self._access.change_count, self._access.digest())
@@ -161,6 +163,12 @@ def planned(
             )
         draft.add(change)
     draft.check_superusers(access)
+    # What is so already was written by an earlier attempt, whose answer was lost.
+    if draft.changes and request.expected_version not in (0, access.change_count):
+        raise VersionMismatch(
+            f"users and policies are of version {access.change_count}, and the change is for "
+            f"version {request.expected_version}: read them again, and decide anew"
+        )
     return PlannedChange(draft.changes, draft.records)
 
 
@@ -256,6 +264,8 @@ class _Draft:
         _check_time("expires_at_ms", credential.expires_at_ms)
         if 0 < credential.expires_at_ms <= self._now_ms:
             raise IllegalRequest("expires_at_ms has passed already")
+        if credential.is_sealed and credential.type != HMAC_SHA1:
+            raise IllegalRequest("secrets of access keys are encrypted, and no other proofs")
         self._check_proof(credential)
         self._stamp(credential, known)
         if known is None:
@@ -276,6 +286,7 @@ class _Draft:
         elif credential.type == HMAC_SHA1:
             _check_name("access key", credential.id, _ACCESS_KEY, "3 to 128 letters, digits, ._@-")
             credential.proof = self._sealed(credential)
+            credential.is_sealed = False
         else:
             raise IllegalRequest(f"{credential.type} is no type of a credential")
 
@@ -284,9 +295,17 @@ class _Draft:
             raise IllegalRequest(
                 "access keys of RocketMQ need auth.secret_key_file: their secrets are encrypted"
             )
-        if not 0 < len(credential.proof) <= SECRET_BYTES_MAX:
+        secret: bytes | None = credential.proof
+        if credential.is_sealed:
+            secret = self._box.opened(credential.proof, credential.id)
+        if secret is None:
+            raise IllegalRequest(
+                f"the secret of access key {credential.id} is encrypted with another key: all "
+                "brokers of a cluster have the same auth.secret_key_file"
+            )
+        if not 0 < len(secret) <= SECRET_BYTES_MAX:
             raise IllegalRequest(f"the secret of an access key has 1 to {SECRET_BYTES_MAX} bytes")
-        return self._box.sealed(credential.proof, credential.id)
+        return self._box.sealed(secret, credential.id)
 
     def _check_room(self, credential: Credential) -> None:
         """Of sessions, the oldest one makes room."""

@@ -35,20 +35,22 @@ class User(_message.Message):
     def __init__(self, name: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., is_disabled: _Optional[bool] = ..., created_at_ms: _Optional[int] = ...) -> None: ...
 
 class Credential(_message.Message):
-    __slots__ = ("id", "user", "type", "proof", "created_at_ms", "expires_at_ms")
+    __slots__ = ("id", "user", "type", "proof", "created_at_ms", "expires_at_ms", "is_sealed")
     ID_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_SEALED_FIELD_NUMBER: _ClassVar[int]
     id: str
     user: str
     type: CredentialType
     proof: bytes
     created_at_ms: int
     expires_at_ms: int
-    def __init__(self, id: _Optional[str] = ..., user: _Optional[str] = ..., type: _Optional[_Union[CredentialType, str]] = ..., proof: _Optional[bytes] = ..., created_at_ms: _Optional[int] = ..., expires_at_ms: _Optional[int] = ...) -> None: ...
+    is_sealed: bool
+    def __init__(self, id: _Optional[str] = ..., user: _Optional[str] = ..., type: _Optional[_Union[CredentialType, str]] = ..., proof: _Optional[bytes] = ..., created_at_ms: _Optional[int] = ..., expires_at_ms: _Optional[int] = ..., is_sealed: _Optional[bool] = ...) -> None: ...
 
 class AccessPolicy(_message.Message):
     __slots__ = ("subject", "line")
@@ -135,10 +137,12 @@ class AccessState(_message.Message):
     def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., credentials: _Optional[_Iterable[_Union[Credential, _Mapping]]] = ..., policies: _Optional[_Iterable[_Union[AccessPolicy, _Mapping]]] = ..., quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[AccessNamespace, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ChangeAccessRequest(_message.Message):
-    __slots__ = ("changes",)
+    __slots__ = ("changes", "expected_version")
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     changes: _containers.RepeatedCompositeFieldContainer[AccessChange]
-    def __init__(self, changes: _Optional[_Iterable[_Union[AccessChange, _Mapping]]] = ...) -> None: ...
+    expected_version: int
+    def __init__(self, changes: _Optional[_Iterable[_Union[AccessChange, _Mapping]]] = ..., expected_version: _Optional[int] = ...) -> None: ...
 
 class ChangeAccessResponse(_message.Message):
     __slots__ = ("version", "digest")
@@ -149,8 +153,10 @@ class ChangeAccessResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class DescribeAccessRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_proofs",)
+    WITH_PROOFS_FIELD_NUMBER: _ClassVar[int]
+    with_proofs: bool
+    def __init__(self, with_proofs: _Optional[bool] = ...) -> None: ...
 
 class DescribeAccessResponse(_message.Message):
     __slots__ = ("state", "digest", "others")

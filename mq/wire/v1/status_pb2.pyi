@@ -45,6 +45,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUBSCRIPTION_MISMATCH: _ClassVar[Code]
     UNKNOWN_MEMBER: _ClassVar[Code]
     NOT_ASSIGNED: _ClassVar[Code]
+    VERSION_MISMATCH: _ClassVar[Code]
     INTERNAL: _ClassVar[Code]
     STORAGE_FAILED: _ClassVar[Code]
     QUEUE_DAMAGED: _ClassVar[Code]
@@ -87,6 +88,7 @@ GROUP_NOT_EMPTY: Code
 SUBSCRIPTION_MISMATCH: Code
 UNKNOWN_MEMBER: Code
 NOT_ASSIGNED: Code
+VERSION_MISMATCH: Code
 INTERNAL: Code
 STORAGE_FAILED: Code
 QUEUE_DAMAGED: Code

@@ -52,6 +52,9 @@ CHECKED_BY_THE_SERVICE = {
 class FakeCall:
     """A call that comes with a key, and the messages of a stream."""
 
+    address = "ipv4:10.0.0.7:50000"
+    is_by_tls = False
+
     def __init__(self, key: str | None, requests: list[bytes] | None = None) -> None:
         self.caller: Any = None
         self._key = key
@@ -66,7 +69,10 @@ class FakeCall:
         return ()
 
     def peer(self) -> str:
-        return "ipv4:10.0.0.7:50000"
+        return self.address
+
+    def is_encrypted(self) -> bool:
+        return self.is_by_tls
 
     def time_remaining(self) -> None:
         return None

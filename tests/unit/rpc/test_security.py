@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mq.access import keys
+from mq.errors import FlowControl
 from mq.http2.calls import CallAborted
 from mq.rpc.context import UnaryHandler
 from mq.rpc.status import CODE_KEY
 from mq.wire.v1 import security_pb2 as pb
-from tests.support.consensus import on_loop, soon
+from tests.support.consensus import on_loop, soon, turns
 from tests.unit.broker.security.access_scene import (
     drop,
     key,
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from mq.rpc.context import Context
 
 
-async def ask(scene: Scene, name: str, caller: str, request: Message) -> Any:
+async def ask(
+    scene: Scene, name: str, caller: str, request: Message, **connection: str | bool
+) -> Any:
     """The response, or the code of the error."""
     method = scene.methods[f"SecurityService/{name}"]
     handler = scene.dispatcher.handler("SecurityService", method)
     assert isinstance(handler, UnaryHandler)
     call = FakeCall(scene.keys.get(caller), [])
+    vars(call).update(connection)
     answer = handler.serve(request.SerializeToString(), cast("Context", call))
     assert inspect.isawaitable(answer)
     try:
@@ -97,6 +101,78 @@ async def test_what_proves_a_credential_is_shown_to_nobody() -> None:
     assert [one.subject for one in own.state.policies] == ["user:alice"]
     assert [one.subject for one in own.state.quotas] == ["default"]
     assert (own.digest, [*own.state.namespaces]) == (b"", [])
+
+
+PROOFS = pb.DescribeAccessRequest(with_proofs=True)
+LOOPBACK = ["ipv4:127.0.0.1:50000", "ipv6:[::1]:50000", "ipv6:%5B::ffff:127.0.0.1%5D:50000"]
+
+
+@on_loop
+async def test_proofs_are_shown_to_superusers_and_the_trail_tells_of_it() -> None:
+    scene = await Scene.begin()
+    await change(scene, "root", password("alice"))
+    stored = {one.id: one.proof for one in scene.node.machine.state.access.encode().credentials}
+    connections: list[dict[str, str | bool]] = [{"is_by_tls": True}]
+    connections += [{"address": one} for one in LOOPBACK]
+    for connection in connections:
+        found = await ask(scene, "DescribeAccess", "root", PROOFS, **connection)
+        assert {one.id: one.proof for one in found.state.credentials} == stored
+        assert not any(one.is_sealed for one in found.state.credentials)
+        record = trail(scene.node)[-1]
+        assert (record["what"], record["subject"]) == ("describe_proofs", "cluster:access")
+        assert (record["user"], record["credentials"]) == ("root", len(stored))
+    assert len([one for one in trail(scene.node) if one["what"] == "describe_proofs"]) == 4
+
+
+@on_loop
+async def test_proofs_do_not_cross_a_network_in_plaintext() -> None:
+    scene = await Scene.begin()
+    for address in ("ipv4:10.0.0.7:50000", "ipv6:[2001:db8::1]:50000", "unknown"):
+        code = await ask(scene, "DescribeAccess", "root", PROOFS, address=address)
+        assert code == "PERMISSION_DENIED"
+    assert not [one for one in trail(scene.node) if one["what"] == "describe_proofs"]
+    scene.node.pass_time(1_000)
+    await turns()
+    record = trail(scene.node)[-1]
+    assert (record["what"], record["subject"]) == ("denied", "cluster:access")
+    assert "connect with TLS" in record["reason"]
+
+
+@pytest.mark.parametrize("mode", ["required", "observe", "off"])
+@on_loop
+async def test_proofs_are_for_superusers_in_every_mode(mode: str) -> None:
+    scene = await Scene.begin(mode)
+    for caller in ("alice", "nobody") if mode == "required" else ("", "alice"):
+        code = await ask(scene, "DescribeAccess", caller, PROOFS, is_by_tls=True)
+        assert code in ("PERMISSION_DENIED", "UNAUTHENTICATED")
+    if mode == "observe":
+        assert (await ask(scene, "DescribeAccess", "root", PROOFS, is_by_tls=True)).digest
+
+
+@on_loop
+async def test_proofs_that_cannot_be_recorded_are_not_shown() -> None:
+    scene = await Scene.begin()
+    scene.node.consensus.failure = FlowControl("too much waits")
+    code = await ask(scene, "DescribeAccess", "root", PROOFS, is_by_tls=True)
+    assert code == "FLOW_CONTROL"
+
+
+@on_loop
+async def test_a_change_of_what_was_changed_since_is_refused() -> None:
+    scene = await Scene.begin()
+    access = scene.node.machine.state.access
+    version = access.change_count
+    first = pb.ChangeAccessRequest(changes=[user("bob", "r")], expected_version=version)
+    second = pb.ChangeAccessRequest(changes=[user("bob", "s")], expected_version=version)
+    made = await ask(scene, "ChangeAccess", "root", first)
+    assert made.version == version + 1
+    assert await ask(scene, "ChangeAccess", "root", second) == "VERSION_MISMATCH"
+    # Its answer may have been lost.
+    assert (await ask(scene, "ChangeAccess", "root", first)).version == version + 1
+    second.expected_version = made.version
+    assert (await ask(scene, "ChangeAccess", "root", second)).version == version + 2
+    second.expected_version = 0
+    assert await ask(scene, "ChangeAccess", "root", second)
 
 
 @on_loop

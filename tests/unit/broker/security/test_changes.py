@@ -271,6 +271,26 @@ def test_the_secret_of_an_access_key_is_encrypted_before_it_is_written() -> None
         plan(access, key("a", "password-root", type=HMAC_SHA1, proof=b"x"), box=box)
 
 
+def test_a_secret_that_is_sealed_already_is_taken_as_it_is_if_it_can_be_opened() -> None:
+    box, access = SecretBox(bytes(range(32))), set_up(user("a"))
+    (made,) = plan(access, AccessChange(put_credential=ACCESS_KEY), box=box).changes
+    sealed = AccessChange(put_credential=made.put_credential)
+    sealed.put_credential.is_sealed = True
+    # Same bytes as in the other set, and no trace of the way that they came.
+    assert plan(access, sealed, box=box).changes == [made]
+    other = SecretBox(bytes(range(1, 33)))
+    with pytest.raises(IllegalRequest, match=r"same auth\.secret_key_file"):
+        plan(access, sealed, box=other)
+    with pytest.raises(IllegalRequest, match=r"need auth\.secret_key_file"):
+        plan(access, sealed)
+    # Sealed for another access key.
+    sealed.put_credential.id = "rocket2"
+    with pytest.raises(IllegalRequest, match="encrypted with another key"):
+        plan(access, sealed, box=box)
+    with pytest.raises(IllegalRequest, match="no other proofs"):
+        plan(access, key("a", is_sealed=True), box=box)
+
+
 def test_no_record_has_what_proves_a_credential() -> None:
     access = set_up(user("a"))
     made = make(access, key("a", phrase="s"), password("a"))
