@@ -98,7 +98,7 @@ class Producer:
                 world.count("stored")
                 if was_revoked:
                     raise Violation(f"key {key.key.id} was revoked, and a message of it stored")
-            await asyncio.sleep(world.rng.uniform(0.01, 0.2))
+            await asyncio.sleep(world.rng.uniform(0.05, 0.4))
 
     async def _send(self, broker: Broker) -> None:
         broker.leadership.check()
@@ -152,13 +152,13 @@ async def story(world: World, scale: int = 1) -> None:
         ),
     )
     world.arm()
-    for _ in range(2 * scale):
+    for _ in range(scale):
         key = Key(world)
         await model.make(key)
         loop = asyncio.get_running_loop()
-        clients = (Producer(model, key), Producer(model, key), Stream(model, key))
+        clients = (Producer(model, key), Stream(model, key))
         work = [loop.create_task(one.run()) for one in clients]
-        await asyncio.sleep(world.rng.uniform(0.2, 1.5))
+        await asyncio.sleep(world.rng.uniform(0.2, 1.0))
         await model.revoke(key)
         async with asyncio.timeout(600):
             await asyncio.gather(*work)
