@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from mq.client import Admin, Message, Producer, QueueRef
 from mq_spark.errors import MqSparkError
+from mq_spark.options import connection_of
 from mq_spark.reading import ranges
 from mq_spark.source import MqDataSource
 from tests.spark.streams import DEADLINE_S, Steps, Stream
@@ -164,7 +165,7 @@ def test_a_reader_of_a_zone_reads_there_and_goes_on_when_that_broker_dies(
     )
     planned = steps.plan()
     assert steps.read(planned) == sent[:5]
-    scanner = ranges._scanner((brokers.address(leader),), f"zone-{near}")
+    scanner = ranges._scanner(connection_of(steps.options))
     there = {QueueRef("near", 0, "set-0"): brokers.address(near)}
 
     def is_near() -> bool:
