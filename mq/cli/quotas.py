@@ -177,24 +177,13 @@ def set_quota(brokers: Brokers, subject: str, **amounts: int | None) -> None:
     given = {field: amount for field, amount in amounts.items() if amount is not None}
     if not given:
         raise click.UsageError("say what to limit, such as --publish-bytes 10MiB/s")
-    from mq.wire.v1.security_pb2 import Quota  # noqa: PLC0415
-
     with brokers.admin() as admin:
         where = "" if brokers.as_json else in_sets(admin)
-        wanted = Quota(subject=subject)
-        for there in admin.describe_access().quotas(subject)[:1]:
-            wanted.CopyFrom(there)
-        for field, amount in given.items():
-            setattr(wanted, field, amount)
-        if any(getattr(wanted, limit.field) for limit in LIMITS):
-            admin.set_quota(wanted)
-        else:
-            # Nothing is left of it.
-            admin.remove_quota(subject)
+        changed = admin.alter_quota(subject, given)
     if brokers.as_json:
-        output.write_json(quota_document(wanted))
+        output.write_json(quota_document(changed))
     else:
-        click.echo(f"{subject}{where}: {limits_text(wanted)}.")
+        click.echo(f"{subject}{where}: {limits_text(changed)}.")
 
 
 @quota.command("list")

@@ -23,7 +23,6 @@ from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
 from mq.cli.policies import policy_columns
 from mq.cli.quotas import limits_text, quota_document
 from mq.cli.tables import Column, counted, print_pages
-from mq.errors import IllegalRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -238,23 +237,34 @@ def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
 @click.option(
     "--from", "source", metavar="SET", required=True, help="The broker set that is right."
 )
+@click.option(
+    "--no-credentials",
+    is_flag=True,
+    help="Do not copy keys and passwords: list those that a set lacks.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @with_yes
 @with_brokers()
-def sync(brokers: Brokers, source: str, *, dry_run: bool, is_sure: bool) -> None:
+def sync(
+    brokers: Brokers, source: str, *, no_credentials: bool, dry_run: bool, is_sure: bool
+) -> None:
     """Bring broker sets in line that differ from one of them.
 
-    Users, roles, policies, quotas and namespaces of the others become as they
-    are there, and keys that it does not have are dropped. Keys and passwords
-    cannot be copied, since brokers do not give away what proves them: those
-    that a set lacks are listed, to be made anew.
+    Users, keys, passwords, roles, policies, quotas and namespaces of the others
+    become as they are there, and what it does not have is dropped. What proves
+    keys and passwords is copied over TLS, or on the machine of the brokers: in
+    plaintext, use --no-credentials, and make those anew that are listed.
     """
     with brokers.admin() as admin:
         view = admin.describe_access(source)
         brokers.note_missing(view)
         differences = view.differences
+        left: dict[str, list[AccessChange]] = {}
         if brokers.as_json:
-            _sync_as_json(admin, source, differences, dry_run=dry_run, is_sure=is_sure)
+            if differences and not dry_run:
+                confirm(f"Make {', '.join(differences)} as {source} is?", is_sure=is_sure)
+                left = admin.sync_access(source, has_credentials=not no_credentials)
+            _write_sync(source, differences, left, is_dry_run=dry_run)
             return
         if not differences:
             click.echo("All broker sets have the same users, keys, policies and quotas.")
@@ -265,7 +275,7 @@ def sync(brokers: Brokers, source: str, *, dry_run: bool, is_sure: bool) -> None
             return
         sets = ", ".join(differences)
         confirm(f"Make {sets} as {source} is?", is_sure=is_sure)
-        left = admin.sync_access(source)
+        left = admin.sync_access(source, has_credentials=not no_credentials)
     click.echo(f"{sets} {'is' if len(differences) == 1 else 'are'} as {source} is now", nl=False)
     click.echo(", but for keys and passwords, which are to be made anew:" if left else ".")
     for name, changes in left.items():
@@ -275,21 +285,16 @@ def sync(brokers: Brokers, source: str, *, dry_run: bool, is_sure: bool) -> None
         raise click.exceptions.Exit(1)
 
 
-def _sync_as_json(
-    admin: Any,
+def _write_sync(
     source: str,
     differences: dict[str, list[AccessChange]],
+    left: dict[str, list[AccessChange]],
     *,
-    dry_run: bool,
-    is_sure: bool,
+    is_dry_run: bool,
 ) -> None:
-    left: dict[str, list[AccessChange]] = {}
-    if differences and not dry_run:
-        confirm(f"Make {', '.join(differences)} as {source} is?", is_sure=is_sure)
-        left = admin.sync_access(source)
     document = {
         "source": source,
-        "is_dry_run": dry_run,
+        "is_dry_run": is_dry_run,
         "differences": _plain_changes(differences),
         "left": _plain_changes(left),
     }
@@ -361,8 +366,7 @@ _with_role_names = click.argument("roles", metavar="ROLE...", nargs=-1, required
 def grant(brokers: Brokers, name: str, roles: Sequence[str]) -> None:
     """Give a user roles."""
     with brokers.admin() as admin:
-        before = admin.describe_access().user(name)
-        changed = admin.alter_user(name, roles=[*before.roles, *roles])
+        changed = admin.grant_roles(name, roles)
     _print_user(brokers, changed, f"User {name} has {_roles(changed)}.")
 
 
@@ -373,12 +377,7 @@ def grant(brokers: Brokers, name: str, roles: Sequence[str]) -> None:
 def revoke(brokers: Brokers, name: str, roles: Sequence[str]) -> None:
     """Take roles from a user."""
     with brokers.admin() as admin:
-        before = admin.describe_access().user(name)
-        for one in roles:
-            if one not in before.roles:
-                raise IllegalRequest(f"user {name} has no role {one}, but {_roles(before)}")
-        left = [one for one in before.roles if one not in roles]
-        changed = admin.alter_user(name, roles=left)
+        changed = admin.revoke_roles(name, roles)
     _print_user(brokers, changed, f"User {name} has {_roles(changed)}.")
 
 
@@ -451,7 +450,7 @@ def _print_differences(view: AccessView, differences: dict[str, list[AccessChang
         for one in changes:
             click.echo(f"  {in_words(one, view.states[name])}")
         if not changes:
-            click.echo("  a password or key has another secret there: set it anew")
+            click.echo("  a password or key has another secret there")
 
 
 def _plain_changes(by_set: dict[str, list[AccessChange]]) -> dict[str, list[dict[str, Any]]]:

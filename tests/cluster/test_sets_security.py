@@ -5,6 +5,7 @@ the client and by the commands on top of it.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -17,7 +18,7 @@ from mq.cli.keys import key
 from mq.cli.policies import policy
 from mq.cli.users import user
 from mq.client import Admin
-from mq.errors import MqError, Unauthenticated, Unreachable
+from mq.errors import IllegalRequest, MqError, Unauthenticated, Unreachable
 from mq.wire.v1 import security_pb2 as pb
 from tests.support.broker_process import BrokerProcess
 from tests.support.raft_cluster import poll
@@ -35,7 +36,7 @@ class SecuredSets:
     administrator is the same: root.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_same_secret_key: bool = True) -> None:
         self.root = keys.new().text
         self.root_file = folder / "root.key"
         admin, cluster = folder / "first-admin", folder / "cluster.key"
@@ -48,8 +49,17 @@ class SecuredSets:
             *("--auth-bootstrap-admin-file", str(admin)),
             *("--auth-cluster-key-file", str(cluster)),
         ]
-        self.a = BrokerProcess(folder / "a", *flags, "--node-broker-set", "a")
-        self._flags = flags
+        secrets_of = {name: folder / f"{name}.secret" for name in "ab"}
+        for at, path in enumerate(secrets_of.values()):
+            path.write_text(
+                "one secret of the whole cluster!" + "x" * at * (not has_same_secret_key)
+            )
+            path.chmod(0o600)
+        self._flags = {
+            name: [*flags, "--auth-secret-key-file", str(path), "--node-broker-set", name]
+            for name, path in secrets_of.items()
+        }
+        self.a = BrokerProcess(folder / "a", *self._flags["a"])
         self._folder = folder
 
     @property
@@ -58,9 +68,7 @@ class SecuredSets:
 
     def __enter__(self) -> Self:
         seeds = ("--broker-seeds", self.a.start().address)
-        self.b = BrokerProcess(
-            self._folder / "b", *self._flags, "--node-broker-set", "b", *seeds
-        ).start()
+        self.b = BrokerProcess(self._folder / "b", *self._flags["b"], *seeds).start()
         with Admin(self.a.address, api_key=self.root) as admin:
             poll(lambda: _known(admin) == {"a", "b"}, "both sets know root", DEADLINE_S)
         return self
@@ -175,6 +183,91 @@ def test_another_password_in_one_set_is_seen_and_set_anew(
     assert admin.describe_access("a").differences == {}
     assert admin.login("carol", WORD).refusing_sets == ()
     admin.delete_user("carol")
+
+
+def test_keys_and_passwords_are_copied_to_a_set_that_lacks_them(
+    cluster: SecuredSets, admin: Admin
+) -> None:
+    admin.create_user("gina", password=WORD)
+    made = admin.create_key("gina")
+    access_key = admin.create_access_key("gina")
+    before = _credentials(admin, "a")
+    # As if the set had been added later, with another password that somebody gave gina there.
+    changes = [
+        pb.AccessChange(drop_user="gina"),
+        pb.AccessChange(put_user=pb.User(name="gina")),
+        pb.AccessChange(
+            put_credential=pb.Credential(
+                id="password-gina", user="gina", type=pb.PASSWORD, proof=passwords.hashed("other 1")
+            )
+        ),
+    ]
+    admin.change_access(changes, broker_set="b")
+    with Admin(cluster.servers, api_key=made.text) as gina:
+        assert set(gina.who_am_i()) == {"a"}
+    assert admin.login("gina", WORD).refusing_sets == ("b",)
+
+    done = mq(cluster, "user", "sync", "--from", "a", "--yes")
+    assert done.stdout.endswith("b is as a is now.\n")
+    view = admin.describe_access("a")
+    assert view.differences == {}
+    assert len(set(view.digests.values())) == 1
+    # Byte for byte, also the secret that the broker has encrypted.
+    assert _credentials(admin, "b") == _credentials(admin, "a") == before
+    assert {made.id, access_key.id, "password-gina"} <= set(before)
+    with Admin(cluster.servers, api_key=made.text) as gina:
+        assert set(gina.who_am_i()) == {"a", "b"}
+    assert admin.login("gina", WORD).refusing_sets == ()
+    # Reading it is told, without what was read.
+    lines = mq(cluster, "audit", "--what", "describe_proofs", "--json").stdout
+    records = [json.loads(line) for line in lines.splitlines()]
+    assert {one["broker_set"] for one in records} == {"a", "b"}
+    assert {(one["user"], one["subject"]) for one in records} == {("root", "cluster:access")}
+    said = lines + cluster.a.output() + cluster.b.output() + done.output
+    assert "scrypt" not in said
+    assert access_key.secret not in said
+    admin.delete_user("gina")
+
+
+def _credentials(admin: Admin, broker_set: str) -> dict[str, bytes]:
+    """What proves those that sets share, by their ids."""
+    state = _ask(admin, broker_set, pb.DescribeAccessRequest(with_proofs=True)).state
+    return {one.id: one.proof for one in state.credentials if one.type != pb.SESSION_KEY}
+
+
+def _ask(admin: Admin, broker_set: str, request: Any) -> Any:
+    return admin._run(admin._client._ask(broker_set, request))
+
+
+def test_a_set_with_another_secret_key_file_takes_no_access_keys(tmp_path: Path) -> None:
+    with (
+        SecuredSets(tmp_path, has_same_secret_key=False) as cluster,
+        Admin(cluster.servers, api_key=cluster.root) as admin,
+    ):
+        admin.create_user("hans")
+        put = pb.Credential(id="rocket", user="hans", type=pb.HMAC_SHA1, proof=b"of hans")
+        admin.change_access([pb.AccessChange(put_credential=put)], broker_set="a")
+        with pytest.raises(IllegalRequest, match=r"have the same auth\.secret_key_file"):
+            admin.sync_access("a")
+        assert "rocket" not in _credentials(admin, "b")
+
+
+def test_administrators_at_once_lose_no_change_of_each_other(
+    cluster: SecuredSets, admin: Admin
+) -> None:
+    admin.create_user("ivan")
+    roles = [f"role{at}" for at in range(4)]
+
+    def grant(role: str) -> None:
+        with Admin(cluster.servers, api_key=cluster.root) as one:
+            one.grant_roles("ivan", [role])
+
+    with ThreadPoolExecutor(len(roles)) as pool:
+        list(pool.map(grant, roles))
+    view = admin.describe_access()
+    assert view.differences == {}
+    assert list(view.user("ivan").roles) == roles
+    admin.delete_user("ivan")
 
 
 def test_the_trails_of_all_sets_are_one_list(cluster: SecuredSets, admin: Admin) -> None:

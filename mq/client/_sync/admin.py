@@ -353,18 +353,35 @@ class Admin(SyncClient[AsyncAdmin]):
         return self._run(self._client.describe_access(broker_set))
 
     def change_access(
-        self, changes: Iterable[AccessChange], *, broker_set: str = ""
+        self,
+        changes: Iterable[AccessChange],
+        *,
+        broker_set: str = "",
+        expected_versions: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
         """Writes the changes to all broker sets, or to one: all of them or none, in each set. The
         version of each set after it. Nothing is changed when a set does not answer.
-        """
-        return self._run(self._client.change_access(changes, broker_set=broker_set))
 
-    def sync_access(self, source: str) -> dict[str, list[AccessChange]]:
-        """Makes all broker sets as `source` is. Returns, by set, the credentials that it lacks:
-        what proves them does not leave the brokers, so that new ones are to be made.
+        `expected_versions`: by set, as `describe_access` has them in its states. VersionMismatch
+        if one has another version by now.
         """
-        return self._run(self._client.sync_access(source))
+        return self._run(
+            self._client.change_access(
+                changes, broker_set=broker_set, expected_versions=expected_versions
+            )
+        )
+
+    def sync_access(
+        self, source: str, *, has_credentials: bool = True
+    ) -> dict[str, list[AccessChange]]:
+        """Makes all broker sets as `source` is; keys and passwords that have expired go there, too.
+        Brokers give away what proves credentials to superusers over TLS, or on their own machine:
+        PermissionDenied otherwise.
+
+        Without `has_credentials`, what proves them stays where it is. Returns, by set, those that
+        it lacks: new ones are to be made.
+        """
+        return self._run(self._client.sync_access(source, has_credentials=has_credentials))
 
     def create_user(
         self,
@@ -399,6 +416,16 @@ class Admin(SyncClient[AsyncAdmin]):
                 name, roles=roles, namespaces=namespaces, is_disabled=is_disabled, password=password
             )
         )
+
+    def grant_roles(self, user: str, roles: Sequence[str]) -> User:
+        """Adds roles to those that a user has, in all broker sets. UserNotFound."""
+        return self._run(self._client.grant_roles(user, roles))
+
+    def revoke_roles(self, user: str, roles: Sequence[str]) -> User:
+        """Takes roles from a user, in all broker sets. UserNotFound; IllegalRequest when it has not
+        all of them.
+        """
+        return self._run(self._client.revoke_roles(user, roles))
 
     def delete_user(self, name: str) -> None:
         """Deletes a user with its credentials, policies and quota, in all broker sets. UserNotFound
@@ -449,6 +476,13 @@ class Admin(SyncClient[AsyncAdmin]):
         what was set before. 0 in a field: not limited. UserNotFound, IllegalRequest.
         """
         self._run(self._client.set_quota(quota))
+
+    def alter_quota(self, subject: str, limits: Mapping[str, int]) -> Quota:
+        """Sets these limits of `user:NAME`, `namespace:NAME` or `default`, by the fields of a
+        Quota, and leaves the others as they are; 0 lifts one. The quota after it: without any
+        limit, there is none any more. UserNotFound, IllegalRequest.
+        """
+        return self._run(self._client.alter_quota(subject, limits))
 
     def remove_quota(self, subject: str) -> None:
         """Removes all limits of `user:NAME`, `namespace:NAME` or `default`. IllegalRequest when it

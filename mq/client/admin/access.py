@@ -2,8 +2,8 @@
 by which one set becomes as another is.
 
 Sets are separate logs. Each has times of creation, sessions and a one-time token of its own, which
-are not compared. What proves a credential does not leave the brokers: of one that a set lacks only
-the record is known, and that it has another proof is seen by the digest alone.
+are not compared. What proves a credential is known only if it was asked for: otherwise, of one that
+a set lacks only the record is known, and that it has another proof is seen by the digest alone.
 """
 
 from __future__ import annotations
@@ -128,6 +128,17 @@ def difference(wanted: AccessState, there: AccessState) -> list[AccessChange]:
         changes += [table.put(one) for key, one in kept.items() if not _is_same(one, had.get(key))]
     drop(_NAMESPACES)
     return changes
+
+
+def unexpired(state: AccessState, now_ms: int) -> AccessState:
+    """A copy without credentials that have expired, which no set takes any more."""
+    copied = AccessState()
+    copied.CopyFrom(state)
+    del copied.credentials[:]
+    copied.credentials.extend(
+        one for one in state.credentials if not 0 < one.expires_at_ms <= now_ms
+    )
+    return copied
 
 
 def is_copyable(change: AccessChange) -> bool:

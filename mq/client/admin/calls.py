@@ -162,19 +162,21 @@ class AdminCalls(ConnectedClient):
     async def _change_each(
         self,
         sets: Iterable[str],
-        request: WireMessage,
+        request: WireMessage | Mapping[str, WireMessage],
         done: str,
         *,
         absent: type[MqError] | tuple[type[MqError], ...] = (),
     ) -> dict[str, Any]:
-        """Changes one set after the other. `done` tells what was carried out, for the error when
-        the next set fails. A set that raises `absent` is skipped: it had the thing a moment ago, so
-        another client has deleted it, or an attempt of this one whose answer was lost.
+        """Changes one set after the other, by this request, or by the one for the set. `done` tells
+        what was carried out, for the error when the next set fails. A set that raises `absent` is
+        skipped: it had the thing a moment ago, so another client has deleted it, or an attempt of
+        this one whose answer was lost.
         """
         answers: dict[str, Any] = {}
         for name in sets:
+            own = request[name] if isinstance(request, Mapping) else request
             try:
-                answers[name] = await self._ask(name, request)
+                answers[name] = await self._ask(name, own)
             except absent:
                 continue
             except MqError as error:

@@ -4,23 +4,30 @@ Broker sets are separate logs, and each decides by what it has: a change is writ
 with the same times, ids and hashes, which are made here. Neither the secret of a new key nor a new
 password crosses the wire. `describe_access` shows a set that differs, `sync_access` brings it in
 line.
+
+What is made of what was read, such as one more role of a user, is written for the version that was
+read, and made anew if another administrator was faster. It is made of what the first set has, by
+name: all administrators write to the sets in this order, so that no change of one of them is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from mq.access import keys, passwords, policies
 from mq.access.keys import ApiKey
 from mq.access.policies import Resource
-from mq.client.admin.access import AccessView, is_copyable, view_of
+from mq.client.admin.access import AccessView, difference, is_copyable, unexpired, view_of
 from mq.client.admin.calls import AdminCalls
-from mq.errors import IllegalRequest, MqError, Unauthenticated, UserNotFound
+from mq.client.cluster.retry import back_off_s
+from mq.errors import IllegalRequest, MqError, Unauthenticated, UserNotFound, VersionMismatch
 from mq.wire.v1.security_pb2 import (
     API_KEY,
     HMAC_SHA1,
@@ -44,6 +51,8 @@ from mq.wire.v1.security_pb2 import (
 # The number that a broker takes at once.
 _CHANGES_MAX = 1_000
 _SECRET_BYTES = 32
+# Of a change that others come before.
+_ATTEMPTS = 6
 
 T = TypeVar("T")
 
@@ -94,33 +103,52 @@ class SecurityAdmin(AdminCalls):
         return view_of(found, broker_set, replies.missing)
 
     async def change_access(
-        self, changes: Iterable[AccessChange], *, broker_set: str = ""
+        self,
+        changes: Iterable[AccessChange],
+        *,
+        broker_set: str = "",
+        expected_versions: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
         """Writes the changes to all broker sets, or to one: all of them or none, in each set. The
         version of each set after it. Nothing is changed when a set does not answer.
+
+        `expected_versions`: by set, as `describe_access` has them in its states. VersionMismatch
+        if one has another version by now.
         """
-        request = ChangeAccessRequest(changes=changes)
+        sets = [broker_set] if broker_set else await self._answering_sets()
         if broker_set:
             await self._known_set(broker_set)
-            return {broker_set: (await self._ask(broker_set, request)).version}
-        sets = await self._answering_sets()
-        return await self._write(sets, request.changes, "the change is made")
+        return await self._write(sets, changes, "the change is made", expected_versions)
 
-    async def sync_access(self, source: str) -> dict[str, list[AccessChange]]:
-        """Makes all broker sets as `source` is. Returns, by set, the credentials that it lacks:
-        what proves them does not leave the brokers, so that new ones are to be made.
+    async def sync_access(
+        self, source: str, *, has_credentials: bool = True
+    ) -> dict[str, list[AccessChange]]:
+        """Makes all broker sets as `source` is; keys and passwords that have expired go there, too.
+        Brokers give away what proves credentials to superusers over TLS, or on their own machine:
+        PermissionDenied otherwise.
+
+        Without `has_credentials`, what proves them stays where it is. Returns, by set, those that
+        it lacks: new ones are to be made.
         """
-        view = await self._view(source)
-        for name, changes in view.differences.items():
+        await self._known_set(source)
+        return await self._undisturbed(partial(self._sync, source, has_credentials=has_credentials))
+
+    async def _sync(self, source: str, *, has_credentials: bool) -> dict[str, list[AccessChange]]:
+        request = DescribeAccessRequest(with_proofs=has_credentials)
+        view = view_of((await self._ask_all(request)).all(), source)
+        wanted = unexpired(view.state, _now_ms()) if has_credentials else view.state
+        left: dict[str, list[AccessChange]] = {}
+        for name, there in view.states.items():
+            changes = difference(wanted, there)
             copied = [one for one in changes if is_copyable(one)]
+            version = there.version
             for start in range(0, len(copied), _CHANGES_MAX):
                 part = copied[start : start + _CHANGES_MAX]
-                await self._ask(name, ChangeAccessRequest(changes=part))
-        left = {
-            name: [one for one in changes if not is_copyable(one)]
-            for name, changes in view.differences.items()
-        }
-        return {name: changes for name, changes in left.items() if changes}
+                change = ChangeAccessRequest(changes=part, expected_version=version)
+                version = (await self._ask(name, change)).version
+            if lacking := [one for one in changes if not is_copyable(one)]:
+                left[name] = lacking
+        return left
 
     # Users
 
@@ -170,23 +198,55 @@ class SecurityAdmin(AdminCalls):
         """Changes a user in all broker sets; None leaves a value alone. The keys of a disabled user
         are refused; an empty password takes the user's password away. UserNotFound.
         """
-        view = await self._view()
-        user = User()
-        user.CopyFrom(view.user(name))
-        if roles is not None:
-            user.roles[:] = sorted(set(roles))
-        if namespaces is not None:
-            user.namespaces[:] = dict.fromkeys(namespaces)
-        if is_disabled is not None:
-            user.is_disabled = is_disabled
-        _check_namespaces(view, user)
-        changes = [AccessChange(put_user=user)]
+        more: list[AccessChange] = []
         if password:
-            changes.append(AccessChange(put_credential=await _password_of(name, password)))
+            more.append(AccessChange(put_credential=await _password_of(name, password)))
         elif password is not None:
-            changes.append(AccessChange(drop_credential=_password_id(name)))
-        await self._write(view.states, changes, f"user {name} is changed")
-        return user
+            more.append(AccessChange(drop_credential=_password_id(name)))
+
+        def alter(user: User) -> None:
+            if roles is not None:
+                user.roles[:] = sorted(set(roles))
+            if namespaces is not None:
+                user.namespaces[:] = dict.fromkeys(namespaces)
+            if is_disabled is not None:
+                user.is_disabled = is_disabled
+
+        return await self._alter_user(name, alter, more)
+
+    async def grant_roles(self, user: str, roles: Sequence[str]) -> User:
+        """Adds roles to those that a user has, in all broker sets. UserNotFound."""
+
+        def alter(found: User) -> None:
+            found.roles[:] = sorted({*found.roles, *roles})
+
+        return await self._alter_user(user, alter)
+
+    async def revoke_roles(self, user: str, roles: Sequence[str]) -> User:
+        """Takes roles from a user, in all broker sets. UserNotFound; IllegalRequest when it has not
+        all of them.
+        """
+
+        def alter(found: User) -> None:
+            for one in roles:
+                if one not in found.roles:
+                    has = f"but {', '.join(found.roles)}" if found.roles else "nor any other"
+                    raise IllegalRequest(f"user {user} has no role {one}, {has}")
+            found.roles[:] = [one for one in found.roles if one not in roles]
+
+        return await self._alter_user(user, alter)
+
+    async def _alter_user(
+        self, name: str, alter: Callable[[User], None], more: Sequence[AccessChange] = ()
+    ) -> User:
+        def change(view: AccessView) -> tuple[list[AccessChange], User]:
+            user = User()
+            user.CopyFrom(view.user(name))
+            alter(user)
+            _check_namespaces(view, user)
+            return [AccessChange(put_user=user), *more], user
+
+        return await self._change_read(change, f"user {name} is changed")
 
     async def delete_user(self, name: str) -> None:
         """Deletes a user with its credentials, policies and quota, in all broker sets. UserNotFound
@@ -307,13 +367,30 @@ class SecurityAdmin(AdminCalls):
         what was set before. 0 in a field: not limited. UserNotFound, IllegalRequest.
         """
         view = await self._view()
-        kind, _, name = quota.subject.partition(":")
-        if kind == "user":
-            view.user(name)
-        elif kind == "namespace":
-            _check_namespace(view, name)
+        _check_quota_subject(view, quota.subject)
         changes = [AccessChange(put_quota=quota)]
         await self._write(view.states, changes, "the quota is set")
+
+    async def alter_quota(self, subject: str, limits: Mapping[str, int]) -> Quota:
+        """Sets these limits of `user:NAME`, `namespace:NAME` or `default`, by the fields of a
+        Quota, and leaves the others as they are; 0 lifts one. The quota after it: without any
+        limit, there is none any more. UserNotFound, IllegalRequest.
+        """
+
+        def change(view: AccessView) -> tuple[list[AccessChange], Quota]:
+            _check_quota_subject(view, subject)
+            quota, there = Quota(subject=subject), view.quotas(subject)
+            if there:
+                quota.CopyFrom(there[0])
+            for field, limit in limits.items():
+                setattr(quota, field, limit)
+            if len(quota.ListFields()) > 1:
+                return [AccessChange(put_quota=quota)], quota
+            if not there:
+                raise _no_quota(subject)
+            return [AccessChange(drop_quota=subject)], quota
+
+        return await self._change_read(change, "the quota is set")
 
     async def remove_quota(self, subject: str) -> None:
         """Removes all limits of `user:NAME`, `namespace:NAME` or `default`. IllegalRequest when it
@@ -321,7 +398,7 @@ class SecurityAdmin(AdminCalls):
         """
         view = await self._view()
         if not view.quotas(subject):
-            raise IllegalRequest(f"{subject} has no quota: `mq quota list` shows those that have")
+            raise _no_quota(subject)
         changes = [AccessChange(drop_quota=subject)]
         await self._write(view.states, changes, "the quota is removed")
 
@@ -421,11 +498,9 @@ class SecurityAdmin(AdminCalls):
 
     # Steps
 
-    async def _view(self, source: str = "") -> AccessView:
+    async def _view(self) -> AccessView:
         """For writes: all sets must answer."""
-        if source:
-            await self._known_set(source)
-        return view_of((await self._ask_all(DescribeAccessRequest())).all(), source)
+        return view_of((await self._ask_all(DescribeAccessRequest())).all())
 
     async def _with_similar(self, error: MqError, user: str) -> MqError:
         """The error that there is no such user, with the names that may have been meant."""
@@ -441,11 +516,44 @@ class SecurityAdmin(AdminCalls):
         return sorted((await self._ask_all(WhoAmIRequest())).all())
 
     async def _write(
-        self, sets: Iterable[str], changes: Iterable[AccessChange], done: str
+        self,
+        sets: Iterable[str],
+        changes: Iterable[AccessChange],
+        done: str,
+        expected_versions: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        request = ChangeAccessRequest(changes=changes)
-        answers = await self._change_each(sets, request, done)
+        changes, versions, sets = [*changes], expected_versions or {}, [*sets]
+        requests = {
+            name: ChangeAccessRequest(changes=changes, expected_version=versions.get(name, 0))
+            for name in sets
+        }
+        answers = await self._change_each(sets, requests, done)
         return {name: answer.version for name, answer in answers.items()}
+
+    async def _change_read(
+        self, change: Callable[[AccessView], tuple[list[AccessChange], T]], done: str
+    ) -> T:
+        """Writes what is made of what is there: `change` returns the changes, and the result."""
+
+        async def attempt() -> T:
+            states = (await self._ask_all(DescribeAccessRequest())).all()
+            view = view_of(states, min(states))
+            changes, result = change(view)
+            versions = {name: one.version for name, one in view.states.items()}
+            await self._write(view.states, changes, done, versions)
+            return result
+
+        return await self._undisturbed(attempt)
+
+    async def _undisturbed(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Once more if something was changed in between, a few times."""
+        for at in range(_ATTEMPTS - 1):
+            try:
+                return await attempt()
+            except VersionMismatch:
+                # Another time than the one that was faster, which may have been disturbed, too.
+                await asyncio.sleep(random.uniform(0.5, 1.5) * back_off_s(at))  # noqa: S311
+        return await attempt()
 
 
 def _now_ms() -> int:
@@ -477,6 +585,18 @@ def _check_namespace(view: AccessView, name: str) -> None:
         raise IllegalRequest(
             f"there is no namespace {name}: {there}, and `mq namespace create {name}` makes it"
         )
+
+
+def _check_quota_subject(view: AccessView, subject: str) -> None:
+    kind, _, name = subject.partition(":")
+    if kind == "user":
+        view.user(name)
+    elif kind == "namespace":
+        _check_namespace(view, name)
+
+
+def _no_quota(subject: str) -> IllegalRequest:
+    return IllegalRequest(f"{subject} has no quota: `mq quota list` shows those that have")
 
 
 def _check_policy_subject(view: AccessView, subject: str) -> None:

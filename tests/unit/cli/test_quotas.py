@@ -26,13 +26,15 @@ def test_every_field_of_a_quota_has_an_option() -> None:
     assert {one.field for one in LIMITS} == fields
 
 
-def set_quota(*arguments: str) -> pb.Quota:
-    admin = FakeAdmin(describe_access=VIEW, set_quota=None)
+def limits_set(*arguments: str) -> dict[str, int]:
+    made = pb.Quota(subject=arguments[0], streams=7)
+    admin = FakeAdmin(alter_quota=made)
     result = run(quota, "set", *arguments, admin=admin)
-    assert result.exit_code == 0, result.output
-    [((wanted,), _)] = admin.called("set_quota")
-    assert isinstance(wanted, pb.Quota)
-    return wanted
+    assert (result.exit_code, result.stdout) == (0, f"{arguments[0]}: 7 streams.\n")
+    [((subject, limits), _)] = admin.called("alter_quota")
+    assert subject == arguments[0]
+    assert isinstance(limits, dict)
+    return limits
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,7 @@ def set_quota(*arguments: str) -> pb.Quota:
     ],
 )
 def test_amounts_have_units(flag: str, text: str, field: str, amount: int) -> None:
-    wanted = set_quota("user:bob", flag, text)
-    assert wanted == pb.Quota(subject="user:bob", **{field: amount})
+    assert limits_set("user:bob", flag, text) == {field: amount}
 
 
 @pytest.mark.parametrize(
@@ -71,16 +72,14 @@ def test_what_is_no_amount_is_told(flag: str, text: str) -> None:
 
 
 def test_limits_that_are_not_given_stay_and_unlimited_lifts_one() -> None:
-    wanted = set_quota("user:alice", "--streams", "3", "--publish-messages", "unlimited")
-    assert wanted == pb.Quota(subject="user:alice", publish_bytes_per_s=10 << 20, streams=3)
+    given = limits_set("user:alice", "--streams", "3", "--publish-messages", "unlimited")
+    assert given == {"streams": 3, "publish_messages_per_s": 0}
 
 
-def test_a_quota_without_a_limit_is_removed() -> None:
-    admin = FakeAdmin(describe_access=VIEW, remove_quota=None)
-    arguments = ("--publish-messages", "unlimited", "--publish-bytes", "unlimited")
-    result = run(quota, "set", "user:alice", *arguments, admin=admin)
+def test_a_quota_without_a_limit_is_told_as_none() -> None:
+    admin = FakeAdmin(alter_quota=pb.Quota(subject="user:alice"))
+    result = run(quota, "set", "user:alice", "--streams", "unlimited", admin=admin)
     assert result.stdout == "user:alice: not limited.\n"
-    assert admin.called("remove_quota") == [(("user:alice",), {})]
 
 
 @pytest.mark.parametrize("subject", ["alice", "user:", "role:app", "topic:x"])

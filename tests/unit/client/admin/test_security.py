@@ -22,6 +22,7 @@ from mq.errors import (
     Unauthenticated,
     Unreachable,
     UserNotFound,
+    VersionMismatch,
 )
 from mq.wire.v1 import security_pb2 as pb
 from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse
@@ -69,13 +70,19 @@ class Cluster(Admin):
         self.presented = key.id
         return contextlib.nullcontext(self)
 
-    def _DescribeAccess(self, there: Access, _: Any) -> pb.DescribeAccessResponse:  # noqa: N802
-        state = there.encode()
+    def _DescribeAccess(self, there: Access, request: Any) -> pb.DescribeAccessResponse:  # noqa: N802
+        state = pb.AccessState()
+        state.CopyFrom(there.encode())
         for one in state.credentials:
-            one.ClearField("proof")
+            if request.with_proofs:
+                one.is_sealed = one.type == pb.HMAC_SHA1
+            else:
+                one.ClearField("proof")
         return pb.DescribeAccessResponse(state=state, digest=there.digest())
 
     def _ChangeAccess(self, there: Access, request: Any) -> pb.ChangeAccessResponse:  # noqa: N802
+        if request.expected_version not in (0, there.change_count):
+            raise VersionMismatch("changed since")
         users = {one.name for one in there.encode().users}
         for one in request.changes:
             users.add(one.put_user.name)
@@ -274,19 +281,52 @@ def test_the_set_to_follow_may_be_the_one_with_fewer_changes(cluster: Cluster) -
     assert len(cluster.digests()) == 1
 
 
-def test_credentials_that_a_set_lacks_cannot_be_copied_and_are_told(cluster: Cluster) -> None:
-    cluster.run(cluster.create_user("alice"))
-    proof = keys.digest("x")
-    key = pb.Credential(id="keykeykeykey", user="alice", type=pb.API_KEY, proof=proof)
-    session = pb.Credential(id="sessionsessi", user="alice", type=pb.SESSION_KEY, proof=proof)
-    put = [pb.AccessChange(put_credential=one) for one in (key, session)]
-    cluster.run(cluster.change_access(put, broker_set="a"))
-    left = cluster.run(cluster.sync_access("a"))
-    assert [one.put_credential.id for one in left["b"]] == ["keykeykeykey"]
-    assert cluster.sets["b"].credential("keykeykeykey") is None
+def credential(name: str, type_: pb.CredentialType, **fields: Any) -> pb.AccessChange:
+    given = {"user": "alice", "proof": keys.digest(name), **fields}
+    return pb.AccessChange(put_credential=pb.Credential(id=name, type=type_, **given))
+
+
+def test_credentials_are_copied_with_their_proofs(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice", password=FIRST))
+    at_a = [credential("keykeykeykey", pb.API_KEY), credential("sessionsessi", pb.SESSION_KEY)]
+    cluster.run(cluster.change_access(at_a, broker_set="a"))
+    # Another password, which only its proof tells.
+    at_b = credential("password-alice", pb.PASSWORD, proof=b"another")
+    cluster.run(cluster.change_access([at_b], broker_set="b"))
+    assert cluster.run(cluster.sync_access("a")) == {}
+    assert len(cluster.digests()) == 1
+    copied = cluster.sets["b"].credential("keykeykeykey")
+    assert copied is not None
+    assert copied.proof == keys.digest("keykeykeykey")
+    # Each set has sessions of its own.
+    assert cluster.sets["b"].credential("sessionsessi") is None
     # The other way: what one set has too much is dropped.
+    cluster.run(
+        cluster.change_access([pb.AccessChange(drop_credential="keykeykeykey")], broker_set="b")
+    )
     assert cluster.run(cluster.sync_access("b")) == {}
     assert cluster.sets["a"].credential("keykeykeykey") is None
+
+
+def test_credentials_that_have_expired_are_dropped_in_all_sets(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    old, new = credential("oldoldoldold", pb.API_KEY, expires_at_ms=1), credential("k", pb.API_KEY)
+    cluster.run(cluster.change_access([old, new], broker_set="a"))
+    cluster.run(cluster.sync_access("a"))
+    assert len(cluster.digests()) == 1
+    assert all(
+        [one.id for one in each.credentials_of("alice")] == ["k"] for each in cluster.sets.values()
+    )
+
+
+def test_without_their_proofs_credentials_that_a_set_lacks_are_told(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice"))
+    cluster.run(cluster.change_access([credential("keykeykeykey", pb.API_KEY)], broker_set="a"))
+    del cluster.requests[:]
+    left = cluster.run(cluster.sync_access("a", has_credentials=False))
+    assert [one.put_credential.id for one in left["b"]] == ["keykeykeykey"]
+    assert cluster.sets["b"].credential("keykeykeykey") is None
+    assert not any(getattr(one, "with_proofs", False) for one in cluster.requests)
 
 
 def test_a_change_of_a_record_that_differs_makes_it_the_same_again(cluster: Cluster) -> None:
@@ -305,6 +345,103 @@ def test_a_set_that_is_missing_is_named(cluster: Cluster) -> None:
         cluster.run(cluster.describe_access("a"))
     with pytest.raises(IllegalRequest, match="no broker set 'c'"):
         cluster.run(cluster.describe_access("c"))
+
+
+# Two administrators at once.
+
+
+class Faster(Cluster):
+    """Another administrator is faster than this one, so often: `other` is done right before the
+    first change.
+    """
+
+    times = 1
+
+    async def other(self) -> None:
+        raise NotImplementedError
+
+    async def _ask(self, broker_set: str, request: Any, timeout_s: float | None = None) -> Any:
+        if isinstance(request, pb.ChangeAccessRequest) and self.times:
+            self.times, times = 0, self.times
+            await self.other()
+            self.times = times - 1
+        return await super()._ask(broker_set, request, timeout_s)
+
+
+def test_two_administrators_at_once_lose_nothing() -> None:
+    class Granting(Faster):
+        async def other(self) -> None:
+            await self.grant_roles("alice", ["web"])
+
+    cluster = Granting("a", "b")
+    cluster.times = 0
+    cluster.run(cluster.create_user("alice", roles=["app"]))
+    cluster.times = 3
+    assert list(cluster.run(cluster.grant_roles("alice", ["ops"])).roles) == ["app", "ops", "web"]
+    cluster.times = 1
+    cluster.run(cluster.alter_user("alice", is_disabled=True))
+    (alice,) = cluster.sets["b"].encode().users
+    assert (alice.is_disabled, list(alice.roles)) == (True, ["app", "ops", "web"])
+    assert len(cluster.digests()) == 1
+
+
+def test_a_quota_keeps_the_limit_that_another_administrator_has_set_meanwhile() -> None:
+    class Limiting(Faster):
+        async def other(self) -> None:
+            await self.alter_quota("default", {"topics": 5})
+
+    cluster = Limiting("a", "b")
+    cluster.times = 0
+    cluster.run(cluster.create_user("root"))
+    cluster.times = 1
+    made = cluster.run(cluster.alter_quota("default", {"streams": 3}))
+    assert made == pb.Quota(subject="default", streams=3, topics=5)
+    assert len(cluster.digests()) == 1
+
+
+def test_what_is_written_is_made_of_the_first_set_and_reaches_those_that_others_wrote_to() -> None:
+    """The other one has written to the first set and not yet to the second, which counts more
+    changes.
+    """
+    cluster = Cluster("a", "b")
+    cluster.run(cluster.create_user("alice"))
+    for _ in range(3):
+        cluster.run(cluster.change_access([pb.AccessChange(drop_user="x")], broker_set="b"))
+    web = pb.AccessChange(put_user=pb.User(name="alice", roles=["web"]))
+    cluster.run(cluster.change_access([web], broker_set="a"))
+    assert list(cluster.run(cluster.grant_roles("alice", ["app"])).roles) == ["app", "web"]
+    assert len(cluster.digests()) == 1
+
+
+def test_one_who_is_always_too_late_is_told_so_in_the_end() -> None:
+    class Busy(Faster):
+        async def other(self) -> None:
+            await self.change_access([pb.AccessChange(drop_user="nobody")])
+
+    cluster = Busy("a", "b")
+    cluster.times = 0
+    cluster.run(cluster.create_user("alice"))
+    cluster.times = 1_000
+    with pytest.raises(VersionMismatch):
+        cluster.run(cluster.grant_roles("alice", ["app"]))
+    assert 2 < 1_000 - cluster.times < 10
+
+
+def test_a_change_of_what_is_not_there_is_told(cluster: Cluster) -> None:
+    cluster.run(cluster.create_user("alice", roles=["app"]))
+    with pytest.raises(IllegalRequest, match="has no role web, but app"):
+        cluster.run(cluster.revoke_roles("alice", ["app", "web"]))
+    assert not cluster.run(cluster.revoke_roles("alice", ["app"])).roles
+    with pytest.raises(IllegalRequest, match="nor any other"):
+        cluster.run(cluster.revoke_roles("alice", ["app"]))
+    with pytest.raises(UserNotFound):
+        cluster.run(cluster.grant_roles("nobody", ["app"]))
+    with pytest.raises(IllegalRequest, match="has no quota"):
+        cluster.run(cluster.alter_quota("default", {"streams": 0}))
+    cluster.run(cluster.alter_quota("user:alice", {"streams": 2}))
+    cluster.run(cluster.alter_quota("user:alice", {"streams": 0}))
+    assert not cluster.sets["a"].quotas
+    assert len(cluster.digests()) == 1
 
 
 # The caller, and decisions.
