@@ -322,6 +322,36 @@ def test_a_client_is_served_by_the_set_that_knows_it(cluster: SecuredSets, admin
     admin.change_access([pb.AccessChange(drop_user="frank")], broker_set="b")
 
 
+def test_administrators_whose_keys_are_lost_get_back_in_set_by_set(tmp_path: Path) -> None:
+    with SecuredSets(tmp_path) as cluster:
+        files = {name: tmp_path / name / "bootstrap-token" for name in ("a", "b")}
+        for file in files.values():
+            file.touch()
+        poll(lambda: all(map(_size, files.values())), "both have a token", DEADLINE_S)
+        tokens = {name: file.read_text().strip() for name, file in files.items()}
+        made = keys.new()
+        proof = keys.digest(made.secret)
+        credential = pb.Credential(id=made.id, user="root", type=pb.API_KEY, proof=proof)
+        for name, token in tokens.items():
+            with Admin(cluster.servers, api_key=token) as admin:
+                changes = [pb.AccessChange(put_credential=credential)]
+                admin.change_access(changes, broker_set=name)
+        with Admin(cluster.servers, api_key=made.text) as root:
+            assert {one.user for one in root.who_am_i().values()} == {"root"}
+            view = root.describe_access()
+            assert (set(view.states), view.differences) == ({"a", "b"}, {})
+        found = mq(cluster, "audit", "--what", "bootstrap", "--json").stdout
+        assert found.count('"bootstrap"') >= 2
+        poll(lambda: not any(map(_size, files.values())), "the tokens are over", DEADLINE_S)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def test_nothing_is_changed_while_a_set_does_not_answer(tmp_path: Path) -> None:
     with (
         SecuredSets(tmp_path) as cluster,
