@@ -141,7 +141,9 @@ class Broker:
         writer, machine, leadership = self.writer, self.machine, self.leadership
         self.denials = Denials()
         self.audit = AuditTrail(writer, machine, leadership, self.now_ms, is_on=mode != "off")
-        self.gate = Gate(self.state.access, mode, self.now_ms, self._on_denial, keys.is_cluster_key)
+        self.gate = Gate(
+            self.state.access, mode, self.now_ms, self._on_denial, keys.is_cluster_key, keys.box
+        )
         self.access_changes = AccessChanges(
             writer, machine, leadership, self.audit, self.now_ms, keys.box
         )

@@ -134,6 +134,12 @@ class Rules:
     def may_describe_group(self, caller: Principal, group: str) -> bool:
         return self._gate.may(caller, Action.DESCRIBE, group_resource(group))
 
+    def check_describe_topic(self, caller: Principal, topic: str) -> None:
+        self._gate.check(caller, Action.DESCRIBE, topic_resource(topic))
+
+    def check_consume_group(self, caller: Principal, group: str) -> None:
+        self._gate.check(caller, Action.CONSUME, group_resource(group))
+
     def check_consume_topic(self, caller: Principal, topic: str) -> None:
         self._gate.check(caller, Action.CONSUME, topic_resource(topic))
 

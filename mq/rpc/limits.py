@@ -13,7 +13,7 @@ counts before that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -166,24 +166,26 @@ def _repeated(fields: dict[int, _Field]) -> Iterator[tuple[int, _Field]]:
 class Reader(Generic[M]):
     """Reads requests of one type."""
 
-    def __init__(self, request_type: type[M]) -> None:
+    def __init__(self, request_type: type[M], limits: Mapping[str, int] = LIMITS) -> None:
+        """`limits` has each repeated field of the request."""
+        self._limits = limits
         self._parse = request_type.FromString
         self._name = request_type.DESCRIPTOR.name
         self._fields = _fields(request_type.DESCRIPTOR)
         repeated = list(_repeated(self._fields))
         # No request that is shorter has too many elements of any field.
         self._bytes_min = min(
-            (LIMITS[field.name] * (field.packed_bytes or 2) for _, field in repeated), default=0
+            (limits[field.name] * (field.packed_bytes or 2) for _, field in repeated), default=0
         )
         self._elements = [
             # A tag may be written longer than it has to be: then its first byte has the high bit.
-            (bytes([tag]), bytes([tag | 0x80]), LIMITS[field.name])
+            (bytes([tag]), bytes([tag | 0x80]), limits[field.name])
             for number, field in repeated
             if not field.packed_bytes
             for tag in [(number << 3 | _BYTES) & 0xFF | (0x80 if number > 15 else 0)]
         ]
         self._packed = [
-            (field.packed_bytes, LIMITS[field.name]) for _, field in repeated if field.packed_bytes
+            (field.packed_bytes, limits[field.name]) for _, field in repeated if field.packed_bytes
         ]
 
     def __call__(self, data: bytes) -> M:
@@ -195,7 +197,7 @@ class Reader(Generic[M]):
 
     def check(self, data: bytes) -> None:
         if self._fields and len(data) > self._bytes_min and self._may_exceed(data):
-            _Walk(self._name).message(memoryview(data), self._fields)
+            _Walk(self._name, self._limits).message(memoryview(data), self._fields)
 
     def _may_exceed(self, data: bytes) -> bool:
         size = len(data)
@@ -207,8 +209,9 @@ class Reader(Generic[M]):
 class _Walk:
     """Over one request, which is counted as a whole."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limits: Mapping[str, int] = LIMITS) -> None:
         self._name = name
+        self._limits = limits
         self._counts: dict[str, int] = {}
         self._fields_left = _FIELDS_MAX
 
@@ -250,8 +253,8 @@ class _Walk:
                 if packed_bytes == 1:
                     count = len(bytes(content).translate(None, _CONTINUES))
             total = self._counts[name] = self._counts.get(name, 0) + count
-            if total > LIMITS[name]:
-                raise exceeded(name, total)
+            if total > self._limits[name]:
+                raise exceeded(name, total, self._limits[name])
         if inner and wire_type == _BYTES:
             self.message(content, inner)
 

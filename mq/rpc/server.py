@@ -17,6 +17,7 @@ from mq.rpc.http2 import Http2Listener
 from mq.rpc.methods import Dispatcher, Observer
 from mq.rpc.producer import ProducerService
 from mq.rpc.reflection import Reflection
+from mq.rpc.rocketmq.service import MessagingService
 from mq.rpc.tls import BrokerTls
 from mq.store.identity import Identity
 
@@ -45,6 +46,7 @@ class RpcServer:
         rules = Rules(broker)
         self._producer = ProducerService(broker, identity.broker_set, rules)
         self._services = services.table(broker, identity, control, rules, self._producer)
+        self._rocketmq = MessagingService(broker, identity.broker_set, rules, observe, tls.connect)
         names = [one.descriptor.full_name for one in self._services]
         self._health = Health(names)
         self._reflection = Reflection([*names, health.NAME])
@@ -57,6 +59,7 @@ class RpcServer:
         handlers = dict(self._health.handlers())
         for path, handler in self._reflection.handlers().items():
             handlers[path] = self._dispatcher.for_callers(handler)
+        handlers.update(self._rocketmq.handlers(is_external=is_external))
         for descriptor, methods in self._services:
             for one in methods:
                 path = f"/{descriptor.full_name}/{one.name}"
@@ -110,5 +113,7 @@ class RpcServer:
         """Takes no new requests and ends streams; calls in flight have so long to end."""
         self._health.stop()
         self._producer.drain()
+        self._rocketmq.drain()
         self._broker.drain()
         await asyncio.gather(*(one.stop(grace_s) for one in self._listeners))
+        await self._rocketmq.close()

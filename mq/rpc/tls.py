@@ -35,6 +35,10 @@ class BrokerChannel(Protocol):
 
     def unary_unary(self, method: str, **serializers: Any) -> Any: ...
 
+    def unary_stream(self, method: str, **serializers: Any) -> Any: ...
+
+    def stream_stream(self, method: str, **serializers: Any) -> Any: ...
+
     async def close(self) -> None: ...
 
 
@@ -230,6 +234,12 @@ class _ReloadedChannel:
 
     def unary_unary(self, method: str, **serializers: Any) -> Any:
         return self._newest().unary_unary(method, **serializers)
+
+    def unary_stream(self, method: str, **serializers: Any) -> Any:
+        return self._newest().unary_stream(method, **serializers)
+
+    def stream_stream(self, method: str, **serializers: Any) -> Any:
+        return self._newest().stream_stream(method, **serializers)
 
     def _newest(self) -> grpc.aio.Channel:
         generation = self._certificates.generation

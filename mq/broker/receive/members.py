@@ -99,9 +99,12 @@ class ReceiveSpec(NamedTuple):
 
     filter: str
     is_ordered: bool
+    # A group is used by one protocol at a time: each has rules of its own for redeliveries.
+    protocol: str = "mq's own protocol"
 
     def describe(self) -> str:
-        return f"filter {self.filter}{', in order' if self.is_ordered else ''}"
+        order = ", in order" if self.is_ordered else ""
+        return f"filter {self.filter}{order}, by {self.protocol}"
 
 
 class WaitingCall(Protocol):

@@ -20,9 +20,10 @@ from mq import names
 from mq.access import keys, policies
 from mq.access.keys import ApiKey
 from mq.access.policies import Action, Kind, Resource, Ruling, topic_resource
+from mq.access.secrets import SecretBox, Signed
 from mq.broker.state.access import SUPERUSER, Access
 from mq.errors import MqError, PermissionDenied, Unauthenticated
-from mq.wire.v1.security_pb2 import API_KEY, SESSION_KEY, Credential, User
+from mq.wire.v1.security_pb2 import API_KEY, HMAC_SHA1, SESSION_KEY, Credential, User
 
 # Brokers of one cluster greet each other, and read the log of their set to mend their own.
 CLUSTER_USER: Final = "cluster"
@@ -120,15 +121,19 @@ class Gate:
         now_ms: Callable[[], int],
         tell: Callable[[Denial], None],
         is_cluster_key: Callable[[ApiKey], bool] = lambda _: False,
+        box: SecretBox | None = None,
     ) -> None:
         """`is_cluster_key`: whether it is the key by which brokers of the cluster know each
-        other.
+        other. `box` opens the secrets of access keys; None: there are none.
         """
         self._access = access
         self.mode = mode
         self._now_ms = now_ms
         self._tell = tell
         self._is_cluster_key = is_cluster_key
+        self._box = box
+        # Secrets of access keys by their proof: each is decrypted once.
+        self._secrets: dict[bytes, bytes | None] = {}
         self._known: dict[tuple[str | None, Sequence[str], str, str | None], Principal] = {}
         self._live: set[LiveStream] = set()
         self._changed = asyncio.Event()
@@ -169,6 +174,54 @@ class Gate:
                 self._known.clear()
             self._known[key] = principal
         return principal
+
+    def identify_signed(
+        self, signed: Signed, date_time: str, address: str, namespace: str | None = None
+    ) -> Principal:
+        """As `identify`, of a caller that signed the time of its call with an access key. The age
+        of that time is not looked at: clients write it in whatever zone they are in.
+        """
+        if self.is_off:
+            return self.identify(None, (), address, namespace)
+        credential = self._access.credential(signed.access_key)
+        secret = self._secret(credential)
+        user = None if credential is None else self._user_of(credential)
+        is_right = secret is not None and signed.is_right(secret, date_time)
+        if credential is None or user is None or not is_right:
+            error = Unauthenticated(
+                f"access key {signed.access_key} is not known, has expired, was revoked, its user "
+                "is disabled, or the signature is wrong"
+            )
+            principal = Principal(address=address, version=self._access.version)
+            self._deny(Denial(principal, None, str(error), self._is_enforced), error)
+            return principal
+        # Each call has a signature of its own: the caller is known by what it was signed with.
+        key = f"{signed.access_key}:{credential.proof.hex()}", (), address, namespace
+        known = self._known.get(key)
+        if known is None or not self.is_current(known):
+            known = self._principal(
+                user,
+                address,
+                credential=credential.id,
+                proof=credential.proof,
+                expires_at_ms=credential.expires_at_ms,
+            )
+            self._enter_namespace(known, namespace)
+            if len(self._known) >= _PRINCIPALS_MAX:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def _secret(self, credential: Credential | None) -> bytes | None:
+        """Of an access key; None: it is none, or cannot be decrypted here."""
+        if credential is None or credential.type != HMAC_SHA1 or self._box is None:
+            return None
+        proof = credential.proof
+        if proof not in self._secrets:
+            if len(self._secrets) >= _PRINCIPALS_MAX:
+                self._secrets.clear()
+            self._secrets[proof] = self._box.opened(proof, credential.id)
+        return self._secrets[proof]
 
     def is_current(self, principal: Principal) -> bool:
         """Whether it may go on to be used: False after a change of users or policies, and when its

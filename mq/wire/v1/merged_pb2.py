@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from mq.wire.v1 import message_pb2 as mq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12mq/v1/merged.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\"5\n\x0bMergedBatch\x12&\n\x08messages\x18\x0f \x01(\x0b\x32\x14.mq.v1.MergedMessage\"\x99\x02\n\rMergedMessage\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x0c\n\x04keys\x18\x03 \x03(\t\x12\x31\n\nproperties\x18\x04 \x03(\x0b\x32\x1d.mq.v1.MergedMessage.Property\x12\x14\n\x0cordering_key\x18\x05 \x01(\t\x12\x12\n\nborn_at_ms\x18\x06 \x01(\x03\x12\'\n\x0b\x63ompression\x18\x07 \x01(\x0e\x32\x12.mq.v1.Compression\x12\x1d\n\x06origin\x18\x08 \x01(\x0b\x32\r.mq.v1.Origin\x12\x10\n\x08priority\x18\t \x01(\r\x1a\'\n\x08Property\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12mq/v1/merged.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\"5\n\x0bMergedBatch\x12&\n\x08messages\x18\x0f \x01(\x0b\x32\x14.mq.v1.MergedMessage\"\xbc\x02\n\rMergedMessage\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x0c\n\x04keys\x18\x03 \x03(\t\x12\x31\n\nproperties\x18\x04 \x03(\x0b\x32\x1d.mq.v1.MergedMessage.Property\x12\x14\n\x0cordering_key\x18\x05 \x01(\t\x12\x12\n\nborn_at_ms\x18\x06 \x01(\x03\x12\'\n\x0b\x63ompression\x18\x07 \x01(\x0e\x32\x12.mq.v1.Compression\x12\x1d\n\x06origin\x18\x08 \x01(\x0b\x32\r.mq.v1.Origin\x12\x10\n\x08priority\x18\t \x01(\r\x12!\n\x08rocketmq\x18\n \x01(\x0b\x32\x0f.mq.v1.RocketMq\x1a\'\n\x08Property\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MERGEDBATCH']._serialized_start=50
   _globals['_MERGEDBATCH']._serialized_end=103
   _globals['_MERGEDMESSAGE']._serialized_start=106
-  _globals['_MERGEDMESSAGE']._serialized_end=387
-  _globals['_MERGEDMESSAGE_PROPERTY']._serialized_start=348
-  _globals['_MERGEDMESSAGE_PROPERTY']._serialized_end=387
+  _globals['_MERGEDMESSAGE']._serialized_end=422
+  _globals['_MERGEDMESSAGE_PROPERTY']._serialized_start=383
+  _globals['_MERGEDMESSAGE_PROPERTY']._serialized_end=422
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ class MergedBatch(_message.Message):
     def __init__(self, messages: _Optional[_Union[MergedMessage, _Mapping]] = ...) -> None: ...
 
 class MergedMessage(_message.Message):
-    __slots__ = ("body", "tags", "keys", "properties", "ordering_key", "born_at_ms", "compression", "origin", "priority")
+    __slots__ = ("body", "tags", "keys", "properties", "ordering_key", "born_at_ms", "compression", "origin", "priority", "rocketmq")
     class Property(_message.Message):
         __slots__ = ("name", "value")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class MergedMessage(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ROCKETMQ_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     tags: _containers.RepeatedScalarFieldContainer[str]
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -40,4 +41,5 @@ class MergedMessage(_message.Message):
     compression: _message_pb2.Compression
     origin: _message_pb2.Origin
     priority: int
-    def __init__(self, body: _Optional[bytes] = ..., tags: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Iterable[_Union[MergedMessage.Property, _Mapping]]] = ..., ordering_key: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., compression: _Optional[_Union[_message_pb2.Compression, str]] = ..., origin: _Optional[_Union[_message_pb2.Origin, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    rocketmq: _message_pb2.RocketMq
+    def __init__(self, body: _Optional[bytes] = ..., tags: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Iterable[_Union[MergedMessage.Property, _Mapping]]] = ..., ordering_key: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., compression: _Optional[_Union[_message_pb2.Compression, str]] = ..., origin: _Optional[_Union[_message_pb2.Origin, _Mapping]] = ..., priority: _Optional[int] = ..., rocketmq: _Optional[_Union[_message_pb2.RocketMq, _Mapping]] = ...) -> None: ...

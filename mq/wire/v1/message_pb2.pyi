@@ -15,7 +15,7 @@ COMPRESSION_NONE: Compression
 COMPRESSION_LZ4: Compression
 
 class Message(_message.Message):
-    __slots__ = ("body", "tag", "keys", "properties", "ordering_key", "born_at_ms", "compression", "origin", "priority")
+    __slots__ = ("body", "tag", "keys", "properties", "ordering_key", "born_at_ms", "compression", "origin", "priority", "rocketmq")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Message(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ROCKETMQ_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     tag: str
     keys: _containers.RepeatedScalarFieldContainer[str]
@@ -41,7 +42,22 @@ class Message(_message.Message):
     compression: Compression
     origin: Origin
     priority: int
-    def __init__(self, body: _Optional[bytes] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., ordering_key: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    rocketmq: RocketMq
+    def __init__(self, body: _Optional[bytes] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., ordering_key: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., priority: _Optional[int] = ..., rocketmq: _Optional[_Union[RocketMq, _Mapping]] = ...) -> None: ...
+
+class RocketMq(_message.Message):
+    __slots__ = ("message_id", "born_host", "message_type", "deliver_at_ms", "trace_context")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    BORN_HOST_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    born_host: str
+    message_type: int
+    deliver_at_ms: int
+    trace_context: str
+    def __init__(self, message_id: _Optional[str] = ..., born_host: _Optional[str] = ..., message_type: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., trace_context: _Optional[str] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("topic", "queue_id", "queue_offset", "message_id", "stored_at_ms", "attempts", "reason")

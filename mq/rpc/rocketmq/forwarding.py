@@ -1,0 +1,131 @@
+"""Calls that another node has to serve: the leader of this set, or of the one that a handle names.
+
+RocketMQ's clients ask for routes every 30 s and do not look for a leader, so every node takes
+everything. A call is passed on once, over a kept channel, as the bytes that came, with the metadata
+that says who makes it: the leader decides as if it had been asked itself. While there is no leader
+the call waits for one, as long as its client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+
+from mq.broker.broker import Broker
+from mq.rpc.context import Context
+from mq.rpc.tls import BrokerChannel, Connect
+
+PASSED_ON = "mq-passed-on"
+_HEADERS = (
+    "authorization",
+    "x-mq-client-id",
+    "x-mq-client-version",
+    "x-mq-date-time",
+    "x-mq-language",
+    "x-mq-namespace",
+    "x-mq-protocol-version",
+    "x-mq-request-id",
+    "x-mq-session-token",
+)
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A leader that died is found, and one that is back is used, soon.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class Gone(Exception):
+    """No answer came from there; the call may have been carried out, or not."""
+
+
+class Forwarder:
+    def __init__(self, broker: Broker, connect: Connect) -> None:
+        self._broker = broker
+        self._connect = connect
+        self._channels: dict[str, BrokerChannel] = {}
+
+    def leader(self, broker_set: str = "") -> str:
+        """Its address; empty: it is not known, or this node."""
+        directory = self._broker.directory
+        if broker_set and broker_set != directory.own_name:
+            for one in directory.sets(self._broker.steady_ms()):
+                if one.name == broker_set:
+                    return next((n.address for n in one.nodes if n.node_id == one.leader_id), "")
+            return ""
+        _, leader_id, address, _ = self._broker.consensus.leading
+        return "" if leader_id == self._broker.settings.config.node.node else address or ""
+
+    async def unary(self, address: str, path: str, data: bytes, context: Context) -> bytes:
+        """Raises Gone."""
+        call = self._channel(address).unary_unary(path)
+        try:
+            answer: bytes = await call(data, metadata=_metadata(context), timeout=_left_s(context))
+        except grpc.aio.AioRpcError as error:
+            raise _gone(error) from None
+        return answer
+
+    async def server_stream(
+        self, address: str, path: str, data: bytes, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Raises Gone."""
+        call = self._channel(address).unary_stream(path)(
+            data, metadata=_metadata(context), timeout=_left_s(context)
+        )
+        try:
+            async for one in call:
+                yield one
+        except grpc.aio.AioRpcError as error:
+            raise _gone(error) from None
+        finally:
+            call.cancel()
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, address: str, path: str, first: Iterable[bytes], context: Context
+    ) -> AsyncIterator[Any]:
+        """A call in both directions, whose first messages are sent. Raises Gone."""
+        call = self._channel(address).stream_stream(path)(metadata=_metadata(context))
+        try:
+            for one in first:
+                await call.write(one)
+            yield call
+        except grpc.aio.AioRpcError as error:
+            raise _gone(error) from None
+        except asyncio.InvalidStateError:
+            raise Gone("the stream has ended") from None
+        finally:
+            call.cancel()
+
+    def _channel(self, address: str) -> BrokerChannel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._connect(address, _OPTIONS)
+        return channel
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for one in channels.values():
+            await one.close()
+
+
+def _gone(error: grpc.aio.AioRpcError) -> Exception:
+    return Gone(error.details()) if error.code() in _GONE else error
+
+
+def _metadata(context: Context) -> list[tuple[str, str]]:
+    found = [(name, context.header(name)) for name in _HEADERS]
+    return [(PASSED_ON, "1"), *((name, value) for name, value in found if value is not None)]
+
+
+def _left_s(context: Context) -> float | None:
+    return context.time_remaining()

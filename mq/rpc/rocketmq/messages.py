@@ -1,0 +1,214 @@
+"""Messages of RocketMQ's protocol as ours, and ours as theirs.
+
+Tag, keys, properties, group (ordering key), priority and time of birth have their place in a
+message of ours; what has none is kept beside them, in `Message.rocketmq`. So a message reads the
+same for consumers of either protocol, whichever its producer used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import NamedTuple
+
+import lz4.frame
+
+from mq import names
+from mq.errors import MessageTooLarge
+from mq.rpc.rocketmq.codes import Refused
+from mq.wire.rocketmq import definition_pb2 as pb
+from mq.wire.rocketmq.definition_pb2 import Code, MessageType
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, RocketMq
+
+_ID_CHARACTERS_MAX = 255
+_GZIP_WBITS = 31
+
+
+class Place(NamedTuple):
+    """Where a message is stored."""
+
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+
+
+# -- in -------------------------------------------------------------------------------------------
+
+
+def accepted(wire: pb.Message, body_bytes_max: int) -> Message:
+    """Raises Refused, MessageTooLarge."""
+    system = wire.system_properties
+    check(wire)
+    body = _body(wire, body_bytes_max)
+    born = system.born_timestamp
+    return Message(
+        body=body,
+        tag=system.tag,
+        keys=system.keys,
+        properties=wire.user_properties,
+        ordering_key=system.message_group,
+        born_at_ms=born.seconds * 1000 + born.nanos // 1_000_000,
+        priority=max(0, system.priority),
+        rocketmq=RocketMq(
+            message_id=system.message_id,
+            born_host=system.born_host,
+            message_type=type_of(system),
+            deliver_at_ms=deliver_at_ms(system),
+            trace_context=system.trace_context,
+        ),
+    )
+
+
+def check(wire: pb.Message) -> None:
+    system = wire.system_properties
+    if len(system.message_id) > _ID_CHARACTERS_MAX or not system.message_id:
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_ID, f"message_id has 1 to {_ID_CHARACTERS_MAX} characters"
+        )
+    if system.tag and not names.is_legal_tag(system.tag):
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_TAG,
+            f"tag {system.tag[:200]!r} is not legal: no filter could ask for it; use one word "
+            "without spaces and |",
+        )
+    if "" in wire.user_properties:
+        raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the name of a property is empty")
+    if any(not key.strip() for key in system.keys):
+        raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a key is empty")
+    _check_type(system)
+
+
+def _check_type(system: pb.SystemProperties) -> None:
+    kind, has = type_of(system), system.HasField
+    if kind == MessageType.LITE:
+        raise Refused(Code.UNSUPPORTED, "lite topics are not supported")
+    has_group = has("message_group")
+    if has_group and not system.message_group.strip():
+        raise Refused(Code.ILLEGAL_MESSAGE_GROUP, "the message group is empty")
+    conflicts = {
+        MessageType.NORMAL: has_group or has("delivery_timestamp"),
+        MessageType.FIFO: not has_group or has("delivery_timestamp"),
+        MessageType.DELAY: not has("delivery_timestamp") or has_group,
+        MessageType.TRANSACTION: has_group or has("delivery_timestamp"),
+        MessageType.PRIORITY: not has("priority") or has_group or has("delivery_timestamp"),
+    }
+    if conflicts.get(kind, True):
+        name = MessageType.Name(kind) if kind in MessageType.values() else str(kind)
+        raise Refused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"a message of type {name} with other properties than its type has",
+        )
+
+
+def type_of(system: pb.SystemProperties) -> int:
+    if system.message_type:
+        return system.message_type
+    if system.HasField("delivery_timestamp"):
+        return MessageType.DELAY
+    if system.HasField("message_group"):
+        return MessageType.FIFO
+    return MessageType.PRIORITY if system.HasField("priority") else MessageType.NORMAL
+
+
+def deliver_at_ms(system: pb.SystemProperties) -> int:
+    """0: at once."""
+    if not system.HasField("delivery_timestamp"):
+        return 0
+    at = system.delivery_timestamp
+    return at.seconds * 1000 + at.nanos // 1_000_000
+
+
+def _body(wire: pb.Message, bytes_max: int) -> bytes:
+    body, system = wire.body, wire.system_properties
+    _check_digest(body, system.body_digest)
+    if system.body_encoding == pb.GZIP:
+        unpacking = zlib.decompressobj(_GZIP_WBITS)
+        try:
+            body = unpacking.decompress(body, bytes_max + 1)
+        except zlib.error:
+            raise Refused(Code.MESSAGE_CORRUPTED, "the body is not what gzip packs") from None
+        if len(body) <= bytes_max and not unpacking.eof:
+            raise Refused(Code.MESSAGE_CORRUPTED, "the packed body is cut short")
+    if not body:
+        raise Refused(Code.MESSAGE_BODY_EMPTY, "the body of the message is empty")
+    if len(body) > bytes_max:
+        raise MessageTooLarge(f"a body of {len(body)} bytes or more: at most {bytes_max}")
+    return body
+
+
+def _check_digest(body: bytes, digest: pb.Digest) -> None:
+    """Of CRC32 each client writes its digits in another way: it is not compared."""
+    if digest.type == pb.MD5:
+        found = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    elif digest.type == pb.SHA1:
+        found = hashlib.sha1(body, usedforsecurity=False).hexdigest()
+    else:
+        return
+    if digest.checksum and found.upper() != digest.checksum.upper():
+        raise Refused(Code.MESSAGE_CORRUPTED, "the body is not the one of the digest")
+
+
+# -- out ------------------------------------------------------------------------------------------
+
+
+def message_id(message: Message, broker_set: str, log_offset: int) -> str:
+    """The same for all deliveries, also as a dead letter."""
+    if message.rocketmq.message_id:
+        return message.rocketmq.message_id
+    return message.origin.message_id or names.message_id(broker_set, log_offset)
+
+
+def shown(
+    message: Message, topic: pb.Resource, place: Place, broker_set: str, store_host: str
+) -> pb.Message:
+    """As consumers are told of it; what belongs to a delivery is added by its caller."""
+    body, own = _unpacked(message), message.rocketmq
+    system = pb.SystemProperties(
+        keys=message.keys,
+        message_id=message_id(message, broker_set, place.log_offset),
+        body_digest=pb.Digest(
+            type=pb.MD5, checksum=hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+        ),
+        body_encoding=pb.IDENTITY,
+        message_type=own.message_type or _type(message),
+        born_host=own.born_host or "unknown",
+        store_host=store_host,
+        queue_id=place.queue_id,
+        queue_offset=place.queue_offset,
+    )
+    set_time(system.born_timestamp, message.born_at_ms or place.stored_at_ms)
+    set_time(system.store_timestamp, place.stored_at_ms)
+    if message.tag:
+        system.tag = message.tag
+    if message.ordering_key:
+        system.message_group = message.ordering_key
+    if own.deliver_at_ms:
+        set_time(system.delivery_timestamp, own.deliver_at_ms)
+    if own.trace_context:
+        system.trace_context = own.trace_context
+    if message.priority:
+        system.priority = message.priority
+    return pb.Message(
+        topic=topic, user_properties=message.properties, system_properties=system, body=body
+    )
+
+
+def _type(message: Message) -> int:
+    """Of a message that did not come by this protocol."""
+    return MessageType.FIFO if message.ordering_key else MessageType.NORMAL
+
+
+def _unpacked(message: Message) -> bytes:
+    """A body that cannot be unpacked is shown as it is stored."""
+    if message.compression != COMPRESSION_LZ4:
+        return message.body
+    try:
+        unpacked: bytes = lz4.frame.decompress(message.body)
+    except RuntimeError:
+        return message.body
+    return unpacked
+
+
+def set_time(timestamp: object, at_ms: int) -> None:
+    timestamp.seconds, timestamp.nanos = at_ms // 1000, at_ms % 1000 * 1_000_000  # type: ignore[attr-defined]

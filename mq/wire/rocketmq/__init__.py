@@ -1,0 +1,1 @@
+"""RocketMQ 5's protocol, apache.rocketmq.v2."""
