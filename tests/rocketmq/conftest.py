@@ -1,4 +1,4 @@
-"""One broker for all raw tests, on our own transport and on gRPC's: a test has topics of its own."""
+"""One broker for all raw tests, on our own transport and on gRPC's: a test has its own topics."""
 
 from __future__ import annotations
 

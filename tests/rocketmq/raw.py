@@ -25,9 +25,7 @@ def new_name(kind: str) -> str:
 
 
 class RawClient:
-    def __init__(
-        self, address: str, client_id: str = "raw-client", **metadata: str
-    ) -> None:
+    def __init__(self, address: str, client_id: str = "raw-client", **metadata: str) -> None:
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -45,7 +43,9 @@ class RawClient:
         method = SERVICE.methods_by_name[name]
         response = message_factory.GetMessageClass(method.output_type)
         coding = {
-            "request_serializer": lambda one: one if isinstance(one, bytes) else one.SerializeToString(),
+            "request_serializer": lambda one: (
+                one if isinstance(one, bytes) else one.SerializeToString()
+            ),
             "response_deserializer": response.FromString,
         }
         path = f"/{SERVICE.full_name}/{name}"
