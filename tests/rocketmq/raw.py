@@ -43,9 +43,7 @@ class RawClient:
         method = SERVICE.methods_by_name[name]
         response = message_factory.GetMessageClass(method.output_type)
         coding = {
-            "request_serializer": lambda one: (
-                one if isinstance(one, bytes) else one.SerializeToString()
-            ),
+            "request_serializer": _encoded,
             "response_deserializer": response.FromString,
         }
         path = f"/{SERVICE.full_name}/{name}"
@@ -146,6 +144,11 @@ class RawClient:
             ),
         )
         return found
+
+
+def _encoded(request: Any) -> bytes:
+    """Also bytes that are no request."""
+    return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 def resource(name: str, namespace: str = "") -> pb.Resource:

@@ -153,13 +153,15 @@ class Calls:
         serve: Callable[[Any, Call], Awaitable[Message]],
         *,
         anywhere: bool = False,
+        set_of: Callable[[Any], str] | None = None,
         begin: Callable[[Any, int, Call, Answer], bool] | None = None,
     ) -> UnaryHandler:
-        """`anywhere`: every node serves it itself. `begin` is asked first, on a node that leads:
+        """`anywhere`: every node serves it itself. `set_of` says which broker set a request is for.
+        `begin` is asked first, on a node that leads:
         it gets the request, its size and a callback, and needs no task. It returns False for what
         it leaves to `serve`.
         """
-        made = _Unary(self, method, serve, anywhere=anywhere)
+        made = _Unary(self, method, serve, anywhere=anywhere, set_of=set_of)
         if begin is None:
             return UnaryHandler(made.answered)
         return UnaryHandler(functools.partial(made.begun, begin))
@@ -172,23 +174,26 @@ class Calls:
         """
         return StreamHandler(_ServerStream(self, method, serve).answered)
 
-    async def leaders(self, context: Context) -> AsyncIterator[str]:
+    async def leaders(self, context: Context, broker_set: str = "") -> AsyncIterator[str]:
         """The address of the leader, empty if it is this node, as often as that may have changed
-        and for as long as the client waits. At last raises NotLeader.
+        and for as long as the client waits. At last raises NotLeader. `broker_set`: not of this
+        node's own.
         """
+        is_own = broker_set in ("", self.broker.directory.own_name)
         left_s = context.time_remaining()
         wait_s = _WAIT_S if left_s is None else left_s - _ANSWER_S
         loop, leadership = asyncio.get_running_loop(), self.broker.leadership
         deadline_s = loop.time() + wait_s
         is_passed_on = context.header(PASSED_ON) is not None
         while True:
-            with contextlib.suppress(NotLeader):
-                await leadership.settled()
-            if leadership.is_serving:
+            if is_own:
+                with contextlib.suppress(NotLeader):
+                    await leadership.settled()
+            if is_own and leadership.is_serving:
                 yield ""
             elif is_passed_on:
                 break
-            elif address := self.forwarder.leader():
+            elif address := self.forwarder.leader(broker_set):
                 yield address
             if loop.time() + _LOOK_S >= deadline_s:
                 break
@@ -303,9 +308,11 @@ class _Unary(_Served):
         serve: Callable[[Any, Call], Awaitable[Message]],
         *,
         anywhere: bool,
+        set_of: Callable[[Any], str] | None,
     ) -> None:
         super().__init__(calls, method, serve)
         self._anywhere = anywhere
+        self._set_of = set_of
 
     def begun(
         self, begin: Callable[[Any, int, Call, Answer], bool], data: bytes, context: Context
@@ -349,7 +356,8 @@ class _Unary(_Served):
         """Of the leader, wherever it is."""
         if self._anywhere:
             return await self._encoded(data, context)
-        async for address in self._calls.leaders(context):
+        broker_set = self._set_of(self._read(data)) if self._set_of is not None else ""
+        async for address in self._calls.leaders(context, broker_set):
             try:
                 if not address:
                     return await self._encoded(data, context)
@@ -437,7 +445,7 @@ def _aborted(error: BaseException) -> CallAborted:
 
 def _is_unavailable(response: Any) -> bool:
     is_status = response.WhichOneof("content") == "status"
-    return is_status and response.status.code == Code.HA_NOT_AVAILABLE
+    return bool(is_status and response.status.code == Code.HA_NOT_AVAILABLE)
 
 
 def _resource_of(request_type: type[Message]) -> Callable[[Any], pb.Resource | None]:

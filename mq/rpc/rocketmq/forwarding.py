@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any
 
 import grpc
@@ -76,7 +76,7 @@ class Forwarder:
 
     async def server_stream(
         self, address: str, path: str, data: bytes, context: Context
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Raises Gone."""
         call = self._channel(address).unary_stream(path)(
             data, metadata=_metadata(context), timeout=_left_s(context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import lz4.frame
 
@@ -86,7 +86,7 @@ def _check_type(system: pb.SystemProperties) -> None:
     has_group = has("message_group")
     if has_group and not system.message_group.strip():
         raise Refused(Code.ILLEGAL_MESSAGE_GROUP, "the message group is empty")
-    conflicts = {
+    conflicts: dict[int, bool] = {
         MessageType.NORMAL: has_group or has("delivery_timestamp"),
         MessageType.FIFO: not has_group or has("delivery_timestamp"),
         MessageType.DELAY: not has("delivery_timestamp") or has_group,
@@ -171,7 +171,7 @@ def shown(
             type=pb.MD5, checksum=hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
         ),
         body_encoding=pb.IDENTITY,
-        message_type=own.message_type or _type(message),
+        message_type=cast(MessageType, own.message_type or _type(message)),
         born_host=own.born_host or "unknown",
         store_host=store_host,
         queue_id=place.queue_id,

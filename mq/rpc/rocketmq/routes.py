@@ -28,14 +28,14 @@ from mq.wire.v1.cluster_pb2 import BrokerSet, TopicRoute, TopicType
 _CREATED_S, _LOOK_S = 3.0, 0.02
 
 _UNTYPED = (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION)
-_BY_TYPE = {
+_BY_TYPE: dict[int, tuple[MessageType, ...]] = {
     TopicType.TOPIC_ORDERED: (MessageType.FIFO,),
     TopicType.TOPIC_DELAYED: (MessageType.DELAY,),
     TopicType.TOPIC_TRANSACTIONAL: (MessageType.TRANSACTION,),
 }
 
 
-def accepted_types(topic_type: int, priorities: int) -> tuple[int, ...]:
+def accepted_types(topic_type: int, priorities: int) -> tuple[MessageType, ...]:
     """The types of messages that a topic takes. Older clients fail at types that they do not know:
     PRIORITY is for topics that have priorities.
     """

@@ -15,12 +15,14 @@ from mq.rpc.methods import Observer
 from mq.rpc.rocketmq.calls import NAME, Call, Calls, Method
 from mq.rpc.rocketmq.codes import Refused
 from mq.rpc.rocketmq.forwarding import Forwarder
+from mq.rpc.rocketmq.offsets import Offsets
 from mq.rpc.rocketmq.receiving import Receiving
 from mq.rpc.rocketmq.renewing import Renewals
 from mq.rpc.rocketmq.routes import Routes
 from mq.rpc.rocketmq.sending import Sending
 from mq.rpc.rocketmq.sessions import Sessions
 from mq.rpc.rocketmq.telemetry import Telemetry
+from mq.rpc.rocketmq.transactions import Transactions, set_of_recall, set_of_transaction
 from mq.rpc.tls import Connect
 from mq.wire.rocketmq import service_pb2 as pb
 from mq.wire.rocketmq.definition_pb2 import Code
@@ -39,6 +41,8 @@ class MessagingService:
         self._sessions = Sessions(broker, self._sending)
         self._renewals = Renewals(broker, self._sessions)
         self._receiving = Receiving(broker, broker_set, rules, self._sessions, self._renewals)
+        self._transactions = Transactions(broker, rules)
+        self._offsets = Offsets(broker, broker_set, rules)
         self._telemetry = Telemetry(broker, broker_set, rules, self._sessions, self._forwarder)
 
     def handlers(self, *, is_external: bool) -> Handlers:
@@ -64,6 +68,14 @@ class MessagingService:
         unary("AckMessage", receiving.ack, begin=receiving.begin_ack)
         unary("ChangeInvisibleDuration", receiving.change_invisible)
         unary("ForwardMessageToDeadLetterQueue", receiving.to_dead_letters)
+        unary("EndTransaction", self._transactions.end, set_of=set_of_transaction)
+        unary("RecallMessage", self._transactions.recall, set_of=set_of_recall)
+        found["PullMessage"] = self._calls.server_stream(
+            _method("PullMessage", is_external=is_external), self._offsets.pull
+        )
+        unary("UpdateOffset", self._offsets.update)
+        unary("GetOffset", self._offsets.get)
+        unary("QueryOffset", self._offsets.query)
         unary("SyncLiteSubscription", _no_lite_topics, anywhere=True)
         return {f"/{NAME}/{name}": handler for name, handler in found.items()}
 

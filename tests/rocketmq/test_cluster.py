@@ -1,0 +1,161 @@
+"""Three nodes: each serves clients of RocketMQ, and the death of one is at most a delay."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from mq.client import Admin
+from mq.wire.rocketmq import definition_pb2 as pb
+from mq.wire.rocketmq import service_pb2 as service
+from mq.wire.rocketmq.definition_pb2 import Code
+from tests.rocketmq.raw import RawClient, message, new_name, resource
+from tests.support.broker_cluster import BrokerCluster
+from tests.support.broker_set import BrokerSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def code(answer: Any) -> str:
+    return Code.Name(answer.status.code)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
+    with BrokerSet(tmp_path_factory.mktemp("set")) as brokers:
+        yield brokers
+
+
+def follower(nodes: BrokerSet) -> str:
+    """Its address."""
+    return nodes.address(nodes.others(nodes.leader())[0])
+
+
+def test_a_route_names_all_nodes_and_the_leader_first(nodes: BrokerSet) -> None:
+    topic = new_name("topic")
+    leader = nodes.leader()
+    with Admin(nodes.servers) as admin:
+        admin.create_topic(topic, queues=2)
+    for name in nodes.nodes:
+        with RawClient(nodes.address(name)) as client:
+            route = client.call("QueryRoute", service.QueryRouteRequest(topic=resource(topic)))
+            assert code(route) == "OK"
+            for one in route.message_queues:
+                found = [f"{at.host}:{at.port}" for at in one.broker.endpoints.addresses]
+                assert found[0] == nodes.address(leader)
+                assert sorted(found) == sorted(nodes.servers.split(","))
+
+
+def test_a_follower_serves_everything(nodes: BrokerSet) -> None:
+    topic, group = new_name("topic"), new_name("group")
+    with RawClient(follower(nodes), new_name("client")) as client:
+        # It creates the topic, too.
+        route = client.call("QueryRoute", service.QueryRouteRequest(topic=resource(topic)))
+        assert code(route) == "OK"
+        assert code(client.call("Heartbeat", service.HeartbeatRequest())) == "OK"
+        assert code(client.send(message(topic, b"x"))) == "OK"
+        (found,) = client.receive(topic, group)
+        assert found.body == b"x"
+        assert code(client.ack(topic, group, found)) == "OK"
+        assert client.receive(topic, group, wait_s=0) == []
+        (status,) = client.receive_raw(topic, "%g", wait_s=0)
+        assert code(status) == "ILLEGAL_CONSUMER_GROUP"
+        delayed = client.send(message(topic, deliver_at_s=time.time() + 600)).entries[0]
+        request = service.RecallMessageRequest(
+            topic=resource(topic), recall_handle=delayed.recall_handle
+        )
+        assert code(client.call("RecallMessage", request)) == "OK"
+
+
+def test_a_producer_of_a_follower_is_asked_about_its_transactions(nodes: BrokerSet) -> None:
+    topic = new_name("topic")
+    over = threading.Event()
+
+    def settings() -> Iterator[service.TelemetryCommand]:
+        publishing = pb.Publishing(topics=[resource(topic)])
+        yield service.TelemetryCommand(settings=pb.Settings(publishing=publishing))
+        over.wait(60)
+
+    with RawClient(follower(nodes), new_name("client")) as client:
+        stream = client.telemetry(settings())
+        assert next(stream).WhichOneof("command") == "settings"
+        made = message(topic, message_type=pb.TRANSACTION, first_check_s=2)
+        entry = client.send(made).entries[0]
+        asked = next(stream).recover_orphaned_transaction_command
+        assert asked.transaction_id == entry.transaction_id
+        end = service.EndTransactionRequest(
+            topic=resource(topic), transaction_id=asked.transaction_id, resolution=pb.COMMIT
+        )
+        assert code(client.call("EndTransaction", end)) == "OK"
+        over.set()
+
+
+def test_a_send_while_the_leader_dies_is_at_most_late(tmp_path: Path) -> None:
+    topic, group = new_name("topic"), new_name("group")
+    with BrokerSet(tmp_path / "killed") as nodes:
+        leader = nodes.leader()
+        with RawClient(follower(nodes), new_name("client")) as client:
+            assert code(client.send(message(topic, b"first"))) == "OK"
+            sent: list[str] = []
+            stop = threading.Event()
+
+            def send() -> None:
+                while not stop.is_set():
+                    made = message(topic, b"%d" % len(sent))
+                    try:
+                        assert code(client.send(made)) == "OK"
+                    except grpc.RpcError as error:
+                        pytest.fail(f"a send failed: {error}")
+                    sent.append(made.system_properties.message_id)
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            try:
+                _until(lambda: len(sent) > 20)
+                nodes.kill_leader()
+                count = len(sent)
+                _until(lambda: len(sent) > count + 20)
+            finally:
+                stop.set()
+                thread.join()
+            assert nodes.leader(other_than=leader) != leader
+            found: set[str] = set()
+            while not found.issuperset(sent):
+                runs = client.receive(topic, group, batch_size=100, wait_s=10)
+                assert runs, "messages that were acknowledged are missing"
+                found |= {one.system_properties.message_id for one in runs}
+                client.ack(topic, group, *runs)
+
+
+def _until(is_so: Any, timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_what_is_held_back_in_another_set_is_found_from_here(tmp_path: Path) -> None:
+    topic = new_name("topic")
+    with BrokerCluster(tmp_path, "a", "b") as cluster:
+        with Admin(cluster.servers) as admin:
+            admin.create_topic(topic, queues=2)
+        here, there = (cluster.sets[name].servers for name in ("a", "b"))
+        with RawClient(here) as near, RawClient(there) as far:
+            route = near.call("QueryRoute", service.QueryRouteRequest(topic=resource(topic)))
+            assert sorted(one.broker.name for one in route.message_queues) == ["a", "b"]
+            delayed = far.send(message(topic, deliver_at_s=time.time() + 600)).entries[0]
+            request = service.RecallMessageRequest(
+                topic=resource(topic), recall_handle=delayed.recall_handle
+            )
+            assert code(near.call("RecallMessage", request)) == "OK"
+            half = far.send(message(topic, message_type=pb.TRANSACTION)).entries[0]
+            end = service.EndTransactionRequest(
+                topic=resource(topic), transaction_id=half.transaction_id, resolution=pb.COMMIT
+            )
+            assert code(near.call("EndTransaction", end)) == "OK"
