@@ -39,14 +39,18 @@ settings.register_profile("quick", deadline=None, max_examples=20)
 _TESTS = Path(__file__).parent
 # Longer than in `pyproject.toml`: on a busy machine Java and sets of processes start slowly, many
 # simulations are one test, and the first run on a machine builds clients in other languages.
-_TIMEOUTS_S = {"cluster": 400, "conformance": 400, "spark": 400, "sim": 600, "chaos": 1000}
+_TIMEOUTS_S = {
+    **dict.fromkeys(("cluster", "conformance", "rocketmq", "spark"), 400),
+    "sim": 600,
+    "chaos": 1000,
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-client",
         action="store_true",
-        help="tests/conformance: all of it with the clients in Java and Node.js, too",
+        help="tests/conformance, tests/rocketmq: all with the clients in Java and Node.js, too",
     )
 
 

@@ -2,9 +2,10 @@
 
 A process takes a unit of tests at a time, and the units in their order.
 
-- A unit is a file. In `tests/conformance` it is a client: its tests, of all files, share a broker
-  and a program in its language. `tests/spark` is two, each with a Java process for its tests:
-  files of which most of the time goes into programs with a Java of their own, and the others.
+- A unit is a file. In `tests/conformance` and `tests/rocketmq/official` it is a client: its tests,
+  of all files, share a broker and a program in its language. `tests/spark` is two, each with a
+  Java process for its tests: files of which most of the time goes into programs with a Java of
+  their own, and the others.
 - The units of each folder are spread over the run, so that tests that wait (for elections, leases,
   other processes) run beside tests that compute. Unit tests are the last ones: they are short, and
   the processes end at about the same time.
@@ -25,6 +26,7 @@ _BEGIN = {
     "tests/spark/session": 0.3,
     "tests/sim/test_flows.py": 0.5,
 }
+_ROCKETMQ_CLIENT = re.compile(r"\[(python|go|java|node)\]$")
 _CLIENT = re.compile(r"\b(?:grpcio|mq)-(?:python|go|java|node)-(?:plain|tls)\b")
 # The part of the run in which the units of other folders than `tests/unit` begin.
 _SPREAD = 0.9
@@ -36,6 +38,9 @@ def unit_of(test_id: str) -> str:
     client = _CLIENT.search(test)
     if folder == ["tests", "conformance"] and client is not None:
         return f"tests/conformance/{client.group()}"
+    client = _ROCKETMQ_CLIENT.search(test)
+    if folder == ["tests", "rocketmq", "official"] and client is not None:
+        return f"tests/rocketmq/official-{client.group(1)}"
     if folder == ["tests", "spark"]:
         return f"tests/spark/{'programs' if name in _SPARK_PROGRAMS else 'session'}"
     return file

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,9 +48,12 @@ def missing(language: str) -> str:
     return next(absent, "")
 
 
-def command(language: str) -> list[str]:
-    """The client in this language; arguments are the address and, for TLS, the file of the CA."""
-    source = _SOURCES / language
+def command(language: str, source: Path | None = None) -> list[str]:
+    """The client in this language; arguments are the address and, for TLS, the file of the CA.
+
+    Another program than that of this folder has its files in `source`, under the same names.
+    """
+    source = source or _SOURCES / language
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     build, tools = _BUILDS[language]
@@ -63,8 +67,9 @@ def command(language: str) -> list[str]:
     place = _built(f"client-{language}-{digest}", copy_and_build)
     return {
         "go": [str(place / "client")],
-        "java": [found[0], *_JAVA_FLAGS, "-cp", f"{place}:{place}/jars/*", "Client"],
-        "node": [found[0], str(place / "client.js")],
+        "java": [*found[:1], *_JAVA_FLAGS, "-cp", f"{place}:{place}/jars/*", "Client"],
+        "node": [*found[:1], str(place / "client.js")],
+        "python": [str(place / "venv" / "bin" / "python"), str(place / "client.py")],
     }[language]
 
 
@@ -84,11 +89,19 @@ def _build_node(place: Path) -> None:
     _fetch([_tool("npm"), "ci", "--fetch-timeout=30000", *quiet], place)
 
 
+def _build_python(place: Path) -> None:
+    """In an environment of its own: its packages may want others of ours."""
+    _run([sys.executable, "-m", "venv", "venv"], place)
+    install = ["-m", "pip", "install", "--quiet", "--requirement", "requirements.txt"]
+    _fetch([str(place / "venv" / "bin" / "python"), *install], place)
+
+
 # How each is built, and the programs that it takes, first the one that runs it.
 _BUILDS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "go": (_build_go, ("go",)),
     "java": (_build_java, ("java", "javac", "mvn")),
     "node": (_build_node, ("node", "npm")),
+    "python": (_build_python, ()),
 }
 
 

@@ -1,0 +1,9 @@
+// Where the broker is, by the environment.
+"use strict";
+
+const { MQ_SERVER = "127.0.0.1:8081", MQ_ACCESS_KEY, MQ_SECRET_KEY } = process.env;
+
+exports.options = { endpoints: MQ_SERVER, namespace: "" };
+if (MQ_ACCESS_KEY) {
+  exports.options.sessionCredentials = { accessKey: MQ_ACCESS_KEY, accessSecret: MQ_SECRET_KEY };
+}

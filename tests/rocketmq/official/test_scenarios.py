@@ -1,0 +1,312 @@
+"""The official RocketMQ 5 clients, unchanged, against our broker: client x scenario."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mq.client import Admin, Consumer, Message, Producer, ReceivedMessage
+from tests.rocketmq.official.client import Client, ClientError
+from tests.support.certificates import Authority, Files
+from tests.support.secured_broker import SecuredBroker
+from tests.support.waiting import poll
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.broker_process import BrokerProcess
+
+# Whole seconds: Python's client knows no others.
+SECOND_MS = 1000
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def simple(client: Client, topic: str, group: str, **more: str) -> int:
+    """A simple consumer."""
+    number: int = client.do("simple", topic=topic, group=group, await_s=5, **more)["consumer"]
+    return number
+
+
+def push(client: Client, topic: str, group: str, **more: str) -> int:
+    """A push consumer."""
+    number: int = client.do("push", topic=topic, group=group, **more)["consumer"]
+    return number
+
+
+def bodies(messages: list[dict[str, str]]) -> list[str]:
+    return [one["body"] for one in messages]
+
+
+@pytest.mark.every_client("the smoke test of a client")
+def test_a_message_arrives_as_it_was_sent(client: Client, topic: str, name: str) -> None:
+    consumer = simple(client, topic, name)
+    begin_ms = now_ms()
+    sent = client.do(
+        "send",
+        topic=topic,
+        body="grüße",
+        tag="a",
+        keys=["k1", "k2"],
+        properties={"colour": "red", "n": "7"},
+    )
+    (found,) = client.receive_all(consumer, 1)
+    client.do("ack", consumer=consumer, message_id=found["message_id"])
+    # Python's client says whole seconds.
+    assert begin_ms - SECOND_MS <= found.pop("born_at_ms") <= now_ms()
+    del found["at_ms"]
+    assert found == {
+        "message_id": sent["message_id"],
+        "topic": topic,
+        "body": "grüße",
+        "tag": "a",
+        "keys": ["k1", "k2"],
+        "properties": {"colour": "red", "n": "7"},
+        "message_group": "",
+        "deliver_at_ms": 0,
+        "attempt": 1,
+    }
+    client.do("close", consumer=consumer)
+
+
+def test_what_is_acknowledged_does_not_come_again_and_what_is_not_does(
+    client: Client, topic: str, name: str
+) -> None:
+    consumer = simple(client, topic, name)
+    for body in ("acknowledged", "kept"):
+        client.do("send", topic=topic, body=body)
+    found = {one["body"]: one for one in client.receive_all(consumer, 2, invisible_s=10)}
+    client.do("ack", consumer=consumer, message_id=found["acknowledged"]["message_id"])
+    (again,) = client.receive_all(consumer, 1)
+    assert again["message_id"] == found["kept"]["message_id"]
+    assert again["attempt"] == 2
+    assert again["at_ms"] - found["kept"]["at_ms"] >= 9 * SECOND_MS
+    client.do("close", consumer=consumer)
+
+
+def test_a_changed_invisibility_holds_in_place_of_the_first(
+    client: Client, topic: str, name: str
+) -> None:
+    consumer = simple(client, topic, name)
+    client.do("send", topic=topic, body="again")
+    (first,) = client.receive_all(consumer, 1, invisible_s=300)
+    client.do("change", consumer=consumer, message_id=first["message_id"], invisible_s=1)
+    (second,) = client.receive_all(consumer, 1, invisible_s=300)
+    assert (second["message_id"], second["attempt"]) == (first["message_id"], 2)
+    client.do("ack", consumer=consumer, message_id=second["message_id"])
+    assert client.receive(consumer, 1) == []
+    client.do("close", consumer=consumer)
+
+
+def test_a_push_consumer_gets_the_tags_that_it_wants(client: Client, topic: str, name: str) -> None:
+    consumer = push(client, topic, name, tags="a || b")
+    for tag in "abcabc":
+        client.do("send", topic=topic, body=tag, tag=tag)
+    assert sorted(bodies(client.messages(consumer, 4))) == ["a", "a", "b", "b"]
+    client.do("close", consumer=consumer)
+
+
+def test_a_push_consumer_gets_what_its_sql_selects(client: Client, topic: str, name: str) -> None:
+    consumer = push(client, topic, name, sql="n > 2 AND TAGS = 'a'")
+    for number in range(6):
+        tag = "ab"[number % 2]
+        client.do("send", topic=topic, body=str(number), tag=tag, properties={"n": str(number)})
+    client.do("send", topic=topic, body="last", tag="a", properties={"n": "9"})
+    poll(lambda: "last" in bodies(client.messages(consumer, 1)), "the last message")
+    poll(lambda: "4" in bodies(client.messages(consumer, 1)), "the other")
+    assert sorted(bodies(client.messages(consumer, 2))) == ["4", "last"]
+    client.do("close", consumer=consumer)
+
+
+def test_messages_of_a_group_keep_their_order_and_a_failed_one_is_retried_in_place(
+    client: Client, admin: Admin, name: str
+) -> None:
+    admin.create_topic(name, queues=4, type="ordered")
+    consumer = push(client, name, name)
+    for number in range(6):
+        for group in ("x", "y", "z"):
+            failures = {"failures": "1"} if (group, number) == ("y", 2) else {}
+            client.do(
+                "send",
+                topic=name,
+                body=f"{group}{number}",
+                message_group=group,
+                properties=failures,
+            )
+    client.messages(consumer, 19)
+    handled = client.calls(consumer)
+    for group in ("x", "y", "z"):
+        seen = bodies([c["message"] for c in handled if c["message"]["message_group"] == group])
+        expected = [f"{group}{number}" for number in range(6)]
+        if group == "y":
+            expected.insert(3, "y2")
+        assert seen == expected
+    client.do("close", consumer=consumer)
+
+
+def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_the_next_comes(
+    client: Client, admin: Admin, name: str
+) -> None:
+    admin.create_topic(name, queues=1, type="ordered")
+    admin.alter_group(name, retries_max=1)
+    consumer = push(client, name, name)
+    client.do("send", topic=name, body="bad", message_group="x", properties={"failures": "99"})
+    client.do("send", topic=name, body="good", message_group="x")
+    assert bodies(client.messages(consumer, 3)) == ["bad", "bad", "good"]
+    assert dead_letters(admin, name) == [b"bad"]
+    client.do("close", consumer=consumer)
+
+
+def test_a_delayed_message_does_not_come_before_its_time(
+    client: Client, topic: str, name: str
+) -> None:
+    consumer = push(client, topic, name)
+    # On the second: Python's client knows no others.
+    due_ms = (now_ms() // SECOND_MS + 4) * SECOND_MS
+    sent = client.do("send", topic=topic, body="late", deliver_at_ms=due_ms)
+    client.do("send", topic=topic, body="at once")
+    first, second = client.messages(consumer, 2)
+    assert (first["body"], second["body"]) == ("at once", "late")
+    assert second["message_id"] == sent["message_id"]
+    assert second["deliver_at_ms"] == due_ms
+    assert second["at_ms"] >= due_ms
+    client.do("close", consumer=consumer)
+
+
+def test_a_recalled_message_never_comes(client: Client, topic: str, name: str) -> None:
+    consumer = push(client, topic, name)
+    due_ms = (now_ms() // SECOND_MS + 5) * SECOND_MS
+    recalled = client.do("send", topic=topic, body="recalled", deliver_at_ms=due_ms)
+    client.do("send", topic=topic, body="kept", deliver_at_ms=due_ms + SECOND_MS)
+    answer = client.do("recall", topic=topic, recall_handle=recalled["recall_handle"])
+    assert answer["message_id"] == recalled["message_id"]
+    assert bodies(client.messages(consumer, 1)) == ["kept"]
+    with pytest.raises(ClientError):
+        client.do("recall", topic=topic, recall_handle=recalled["recall_handle"])
+    client.do("close", consumer=consumer)
+
+
+def test_transactions_are_committed_rolled_back_and_asked_about(
+    client: Client, topic: str, name: str
+) -> None:
+    consumer = push(client, topic, name)
+    sent = {}
+    for body, end, check in (
+        ("rolled back", "rollback", "commit"),
+        ("committed", "commit", "rollback"),
+        ("orphan to roll back", "none", "rollback"),
+        ("orphan to commit", "none", "commit"),
+    ):
+        properties = {"check": check}
+        sent[body] = client.do("half", topic=topic, body=body, end=end, properties=properties)
+    messages = client.messages(consumer, 2)
+    assert sorted(bodies(messages)) == ["committed", "orphan to commit"]
+    for one in messages:
+        assert one["message_id"] == sent[one["body"]]["message_id"]
+
+    def asked() -> set[str]:
+        ids = {one["message_id"] for one in client.checks()}
+        return {body for body, one in sent.items() if one["message_id"] in ids}
+
+    poll(lambda: len(asked()) == 2, "both orphans are asked about")
+    assert asked() == {"orphan to roll back", "orphan to commit"}
+    client.do("send", topic=topic, body="after")
+    assert "orphan to roll back" not in bodies(client.messages(consumer, 3))
+    client.do("close", consumer=consumer)
+
+
+def test_a_transaction_whose_end_is_unknown_is_asked_about_again(
+    client: Client, topic: str
+) -> None:
+    properties = {"check": "unknown"}
+    half = client.do("half", topic=topic, body="open", end="none", properties=properties)
+
+    def questions() -> int:
+        return [one["message_id"] for one in client.checks()].count(half["message_id"])
+
+    poll(lambda: questions() >= 2, "a second question")
+
+
+def test_a_failed_message_comes_again_counted_and_is_a_dead_letter_at_the_limit(
+    client: Client, topic: str, admin: Admin, name: str
+) -> None:
+    admin.alter_group(name, retries_max=1)
+    consumer = push(client, topic, name)
+    once = client.do("send", topic=topic, body="once", properties={"failures": "1"})
+    bad = client.do("send", topic=topic, body="bad", properties={"failures": "99"}, tag="t")
+    seen = [(one["message_id"], one["attempt"]) for one in client.messages(consumer, 4)]
+    expected = [(sent["message_id"], attempt) for sent in (once, bad) for attempt in (1, 2)]
+    assert sorted(seen) == sorted(expected)
+    poll(lambda: dead_letters(admin, name) == [b"bad"], "the dead letter")
+    assert len(client.calls(consumer)) == 4
+    client.do("close", consumer=consumer)
+
+
+def dead_letters(admin: Admin, group: str) -> list[bytes]:
+    counted = {one.group for one in admin.count_dead_letters()}
+    if group not in counted:
+        return []
+    return [one.message.body for one in admin.list_dead_letters(group).messages]
+
+
+def test_our_client_reads_what_theirs_sends_and_the_reverse(
+    client: Client, broker: BrokerProcess, topic: str, name: str
+) -> None:
+    theirs = simple(client, topic, f"{name}-theirs")
+    with (
+        Producer(broker.address) as producer,
+        Consumer(broker.address, f"{name}-ours", topic, start="earliest") as ours,
+    ):
+        fields = {"body": "to us", "tag": "a", "keys": ["k"], "properties": {"p": "v"}}
+        client.do("send", topic=topic, message_group="x", **fields)
+        message = Message(b"to them", tag="b", keys=["k"], properties={"q": "w"})
+        producer.send(topic, message)
+        received: dict[bytes, ReceivedMessage] = {}
+        poll(lambda: received.update({m.body: m for m in ours.poll()}) or len(received) > 1, "both")
+        found = received[b"to us"]
+        assert (found.tag, found.keys, found.properties) == ("a", ("k",), {"p": "v"})
+        assert found.ordering_key == "x"
+    seen = {one["body"]: one for one in client.receive_all(theirs, 2)}
+    assert seen["to us"]["message_group"] == "x"
+    shown = seen["to them"]
+    assert (shown["tag"], shown["keys"], shown["properties"]) == ("b", ["k"], {"q": "w"})
+    client.do("close", consumer=theirs)
+
+
+@pytest.mark.every_client("its TLS and its signatures")
+def test_over_tls_with_an_access_key(command: list[str], tmp_path: Path, name: str) -> None:
+    files = Authority(tmp_path / "authority").files()
+    # Python and Node.js check certificates, by the authorities of the system or of this file.
+    environment = {"ROCKETMQ_TLS": "1", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": files.ca}
+    with secured(tmp_path, files) as broker:
+        with Admin(broker.address, tls=True, ca=files.ca, api_key=broker.root) as admin:
+            admin.create_topic(name, queues=4)
+            admin.create_user("shop")
+            admin.add_policy("user:shop", f"allow publish,consume topic {name}")
+            admin.add_policy("user:shop", f"allow consume group {name}")
+            key = admin.create_access_key("shop")
+        environment |= {"ROCKETMQ_ACCESS_KEY": key.id, "ROCKETMQ_SECRET_KEY": key.secret}
+        with Client(command, broker.address, environment) as client:
+            consumer = simple(client, name, name)
+            client.do("send", topic=name, body="signed")
+            assert bodies(client.receive_all(consumer, 1)) == ["signed"]
+            with pytest.raises(ClientError):
+                client.do("send", topic=f"{name}-other", body="not allowed")
+        environment["ROCKETMQ_SECRET_KEY"] = key.secret[::-1]
+        with Client(command, broker.address, environment) as client, pytest.raises(ClientError):
+            client.do("send", topic=name, body="badly signed")
+
+
+def secured(folder: Path, files: Files) -> SecuredBroker:
+    secret = folder / "secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    flags = {"--broker-tls": "required", **files.flags("broker")}
+    flags["--auth-secret-key-file"] = str(secret)
+    return SecuredBroker(folder, *itertools.chain.from_iterable(flags.items()))
