@@ -123,6 +123,7 @@ NO_NAMES: Final = frozenset(
         "RemoveMemberRequest": "node_id",
         "RetryRequest": "member_id",
         "RouteResponse": "cluster",
+        "RocketMq": "message_id born_host trace_context",
         "SendResponse": "message_ids",
         "SetAccess": "broker_set digest",
         "SetConfigRequest": "name value",

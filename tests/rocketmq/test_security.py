@@ -124,4 +124,4 @@ def test_a_user_of_a_namespace_is_inside_of_it(secured: SecuredBroker, admin: Ad
         (found,) = client.receive("inner", "crew-2", namespace="acme")
         assert (found.topic.resource_namespace, found.topic.name) == ("acme", "inner")
         assert code(client.send(message("inner", namespace="other"))) == "FORBIDDEN"
-    assert "acme%inner" in [one.topic for one in admin.list_topics()]
+    assert "acme%inner" in [one.info.topic for one in admin.list_topics()]

@@ -20,6 +20,7 @@ _WIDTHS = {
     FieldDescriptor.TYPE_MESSAGE: 0,
     FieldDescriptor.TYPE_FIXED32: 4,
     FieldDescriptor.TYPE_FIXED64: 8,
+    FieldDescriptor.TYPE_ENUM: 1,
     FieldDescriptor.TYPE_UINT32: 1,
     FieldDescriptor.TYPE_UINT64: 1,
 }

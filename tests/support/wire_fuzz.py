@@ -92,6 +92,10 @@ def _value(field: Any, rng: random.Random, names: Sequence[str]) -> Any:
             return rng.choice((0, 0, 1, 2, 100, _U32 + 1, _I64, _I64 + 1, _U64))
         case FieldDescriptor.TYPE_INT64 | FieldDescriptor.TYPE_SFIXED64:
             return rng.choice((0, 1, -1, 1_700_000_000_000, _I64, -_I64 - 1))
+        case FieldDescriptor.TYPE_INT32:
+            return rng.choice((0, 1, -1, 7, 65_536, (1 << 31) - 1, -(1 << 31)))
+        case FieldDescriptor.TYPE_FLOAT:
+            return rng.choice((0.0, -1.0, 2.0, float("inf"), float("nan")))
     raise NotImplementedError(f"{field.full_name}: a type that no request had before")
 
 

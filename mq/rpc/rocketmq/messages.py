@@ -12,6 +12,8 @@ import zlib
 from typing import NamedTuple, cast
 
 import lz4.frame
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from mq import names
 from mq.errors import MessageTooLarge
@@ -22,6 +24,7 @@ from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, RocketMq
 
 _ID_CHARACTERS_MAX = 255
 _GZIP_WBITS = 31
+_I64_MAX = (1 << 63) - 1
 
 
 class Place(NamedTuple):
@@ -41,14 +44,13 @@ def accepted(wire: pb.Message, body_bytes_max: int) -> Message:
     system = wire.system_properties
     check(wire)
     body = _body(wire, body_bytes_max)
-    born = system.born_timestamp
     return Message(
         body=body,
         tag=system.tag,
         keys=system.keys,
         properties=wire.user_properties,
         ordering_key=system.message_group,
-        born_at_ms=born.seconds * 1000 + born.nanos // 1_000_000,
+        born_at_ms=milliseconds(system.born_timestamp),
         priority=max(0, system.priority),
         rocketmq=RocketMq(
             message_id=system.message_id,
@@ -115,8 +117,7 @@ def deliver_at_ms(system: pb.SystemProperties) -> int:
     """0: at once."""
     if not system.HasField("delivery_timestamp"):
         return 0
-    at = system.delivery_timestamp
-    return at.seconds * 1000 + at.nanos // 1_000_000
+    return milliseconds(system.delivery_timestamp)
 
 
 def _body(wire: pb.Message, bytes_max: int) -> bytes:
@@ -210,5 +211,10 @@ def _unpacked(message: Message) -> bytes:
     return unpacked
 
 
-def set_time(timestamp: object, at_ms: int) -> None:
-    timestamp.seconds, timestamp.nanos = at_ms // 1000, at_ms % 1000 * 1_000_000  # type: ignore[attr-defined]
+def milliseconds(wire: Timestamp | Duration) -> int:
+    """Of a time or a duration; one beyond all that can be stored is the last one that can."""
+    return max(-_I64_MAX, min(wire.seconds * 1000 + wire.nanos // 1_000_000, _I64_MAX))
+
+
+def set_time(timestamp: Timestamp, at_ms: int) -> None:
+    timestamp.seconds, timestamp.nanos = at_ms // 1000, at_ms % 1000 * 1_000_000

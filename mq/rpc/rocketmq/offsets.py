@@ -18,7 +18,7 @@ from mq.rpc.access import Rules
 from mq.rpc.rocketmq import messages
 from mq.rpc.rocketmq.calls import Call
 from mq.rpc.rocketmq.codes import OK, Refused
-from mq.rpc.rocketmq.receiving import MESSAGES_MAX, filter_of, milliseconds
+from mq.rpc.rocketmq.receiving import MESSAGES_MAX, filter_of
 from mq.store.lookup import StoredMessage
 from mq.store.reading import Status
 from mq.wire.rocketmq import definition_pb2 as pb
@@ -48,7 +48,7 @@ class Offsets:
             READ_BYTES_MAX,
             min(max(request.batch_size, 1), MESSAGES_MAX),
         )
-        wait_s = min(milliseconds(request.long_polling_timeout) / 1000, _WAIT_S_MAX)
+        wait_s = min(messages.milliseconds(request.long_polling_timeout) / 1000, _WAIT_S_MAX)
         result = await self._broker.puller.pull(query, max(0.0, min(wait_s, call.time_left_s())))
         if result.status in (Status.TOO_SMALL, Status.TOO_LARGE):
             raise Refused(
@@ -121,7 +121,7 @@ class Offsets:
             case service.END:
                 start = Start()
             case service.TIMESTAMP if request.HasField("timestamp"):
-                start = Start(at_ms=max(0, milliseconds(request.timestamp)))
+                start = Start(at_ms=max(0, messages.milliseconds(request.timestamp)))
             case _:
                 raise Refused(Code.BAD_REQUEST, "the policy is unknown, or has no timestamp")
         offset = self._broker.groups.start_offset(queue, start)

@@ -118,7 +118,7 @@ class Receiving:
         spec = ReceiveSpec(canonical(filter_), self._sessions.is_ordered(topic), PROTOCOL)
         invisible_ms = _INVISIBLE_MS_DEFAULT
         if request.HasField("invisible_duration") and not request.auto_renew:
-            invisible_ms = milliseconds(request.invisible_duration)
+            invisible_ms = messages.milliseconds(request.invisible_duration)
             if not 0 < invisible_ms <= INVISIBLE_MS_MAX:
                 raise Refused(
                     Code.ILLEGAL_INVISIBLE_TIME, f"{invisible_ms} ms: more than 0, at most 12 h"
@@ -140,10 +140,12 @@ class Receiving:
         left_s = call.context.time_remaining()
         wait_s = float("inf") if left_s is None else max(0.0, left_s - 0.25)
         if request.HasField("long_polling_timeout"):
-            return min(wait_s, milliseconds(request.long_polling_timeout) / 1000, _WAIT_S_MAX)
+            return min(
+                wait_s, messages.milliseconds(request.long_polling_timeout) / 1000, _WAIT_S_MAX
+            )
         settings = self._sessions.settings(call.client_id)
         if settings is not None and settings.subscription.HasField("long_polling_timeout"):
-            told_s = milliseconds(settings.subscription.long_polling_timeout) / 1000
+            told_s = messages.milliseconds(settings.subscription.long_polling_timeout) / 1000
             return min(wait_s, told_s, _WAIT_S_MAX)
         return min(_WAIT_S_MAX, 0.0 if left_s is None else max(0.0, left_s - _ANSWER_S))
 
@@ -258,7 +260,7 @@ class Receiving:
         self, request: service.ChangeInvisibleDurationRequest, call: Call
     ) -> service.ChangeInvisibleDurationResponse:
         group = self._of_group(request, call)
-        invisible_ms = milliseconds(request.invisible_duration)
+        invisible_ms = messages.milliseconds(request.invisible_duration)
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"{invisible_ms} ms: 0 to 12 h")
         handle = self._handle(request.receipt_handle)
@@ -327,10 +329,6 @@ def filter_of(expression: pb.FilterExpression) -> Filter:
     if expression.type == FilterType.SQL:
         return Filter(sql=expression.expression)
     return Filter(tags=expression.expression)
-
-
-def milliseconds(duration: object) -> int:
-    return duration.seconds * 1000 + duration.nanos // 1_000_000  # type: ignore[attr-defined,no-any-return]
 
 
 def _topic(stored: StoredMessage) -> str:

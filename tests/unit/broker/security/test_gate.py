@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mq.access import keys
 from mq.access.policies import Action, Kind, Resource, group_resource, topic_resource
+from mq.access.secrets import SecretBox, Signed
 from mq.broker.security.gate import EVERYBODY, Denial, Gate, LiveStream, Principal
 from mq.broker.state.access import Access
 from mq.errors import IllegalRequest, MqError, PermissionDenied, Unauthenticated
 from mq.wire.v1.security_pb2 import (
     API_KEY,
+    HMAC_SHA1,
     PASSWORD,
     AccessChange,
     AccessPolicy,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from mq.access.keys import ApiKey
 
 HERE = "127.0.0.1"
+SECRET = "of the access key"  # noqa: S105 - none but of this test
 ORDERS = topic_resource("orders")
 
 
@@ -34,7 +38,8 @@ class Scene:
         self.now_ms = 1_000
         self.access = Access()
         self.told: list[Denial] = []
-        self.gate = Gate(self.access, mode, lambda: self.now_ms, self.told.append)
+        self.box = SecretBox(bytes(32))
+        self.gate = Gate(self.access, mode, lambda: self.now_ms, self.told.append, box=self.box)
 
     def change(self, **change: Any) -> None:
         self.access.change([AccessChange(**change)])
@@ -57,6 +62,14 @@ class Scene:
             )
         )
         return key
+
+    def access_key(self, user: str, key_id: str = "key-1", secret: str = SECRET) -> None:
+        proof = self.box.sealed(secret.encode(), key_id)
+        self.change(put_credential=Credential(id=key_id, user=user, type=HMAC_SHA1, proof=proof))
+
+    def signer(self, secret: str = SECRET, key_id: str = "key-1", at: str = "now") -> Principal:
+        signature = hmac.digest(secret.encode(), b"now", "sha1").hex().upper()
+        return self.gate.identify_signed(Signed(key_id, signature), at, HERE)
 
     def caller(self, key: ApiKey) -> Principal:
         return self.gate.identify(f"Bearer {key.text}", (), HERE)
@@ -358,3 +371,54 @@ def test_a_broker_of_the_cluster_may_greet_and_mend_and_nothing_else() -> None:
         gate.check_superuser(caller, "access")
     with pytest.raises(Unauthenticated):
         gate.identify(f"Bearer {keys.new().text}", (), HERE)
+
+
+# -- access keys of RocketMQ ----------------------------------------------------------------------
+
+
+def test_a_signature_is_the_user_of_its_access_key(scene: Scene) -> None:
+    scene.access_key("alice")
+    caller = scene.signer()
+    assert (caller.user, caller.credential, caller.address) == ("alice", "key-1", HERE)
+    assert scene.signer() is caller
+    scene.gate.check(caller, Action.PUBLISH, ORDERS)
+
+
+def test_a_signature_that_proves_nothing_is_refused(scene: Scene) -> None:
+    scene.access_key("alice")
+    scene.user("bob", is_disabled=True)
+    scene.access_key("bob", "key-2")
+    scene.change(
+        put_credential=Credential(id="key-3", user="alice", type=HMAC_SHA1, proof=b"damaged")
+    )
+    key = scene.key("alice")
+    wrong = [
+        {"secret": "another"},
+        {"at": "later"},
+        {"key_id": "unknown"},
+        {"key_id": "key-2"},
+        {"key_id": "key-3"},
+        {"key_id": key.id},
+    ]
+    for one in wrong:
+        with pytest.raises(Unauthenticated, match="is not known, has expired, was revoked"):
+            scene.signer(**one)
+    scene.change(drop_credential="key-1")
+    with pytest.raises(Unauthenticated):
+        scene.signer()
+
+
+def test_while_it_observes_a_wrong_signature_is_anonymous() -> None:
+    scene = Scene("observe")
+    assert scene.signer().user == ""
+    assert len(scene.told) == 1
+    assert Scene("off").signer() is EVERYBODY
+
+
+def test_a_replaced_access_key_needs_its_new_secret(scene: Scene) -> None:
+    scene.access_key("alice")
+    scene.signer()
+    scene.access_key("alice", "key-1", "new")
+    with pytest.raises(Unauthenticated):
+        scene.signer()
+    assert scene.signer("new").user == "alice"
