@@ -42,14 +42,19 @@ class GroupControl:
             broker.commits.drop_group(group)
         await broker.catalog.delete_group(group, member_count)
 
-    async def alter(self, group: str, retries_max: int | None) -> pb.GroupSettings:
+    async def alter(
+        self, group: str, retries_max: int | None, *, is_ordered: bool | None = None
+    ) -> pb.GroupSettings:
         """Returns the settings in effect; None changes nothing."""
         broker = self._broker
         names.check_group(group)
         if retries_max is not None:
             await broker.dead_letters.set_retries(group, retries_max)
+        if is_ordered is not None:
+            await broker.dead_letters.set_ordered(group, is_ordered=is_ordered)
         return pb.GroupSettings(
             group=group,
             retries_max=broker.retrying.retries_max(group),
             is_default=broker.state.offsets.retries_max(group) is None,
+            is_ordered=broker.state.offsets.is_ordered(group),
         )

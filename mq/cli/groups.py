@@ -83,18 +83,31 @@ def describe(brokers: Brokers, name: str) -> None:
     "retries_max",
     metavar="N",
     type=click.IntRange(0, 1_000),
-    required=True,
     help="Retries of a message before it is a dead letter.",
 )
+@click.option(
+    "--ordered/--any-order",
+    "is_ordered",
+    default=None,
+    help="Whether RocketMQ's clients get the messages of a message group in order, one at a time. "
+    "By default as the type of the topic says.",
+)
 @with_brokers()
-def set_options(brokers: Brokers, name: str, retries_max: int) -> None:
-    """Set how often a group retries; it need not exist yet."""
+def set_options(
+    brokers: Brokers, *, name: str, retries_max: int | None, is_ordered: bool | None
+) -> None:
+    """Set how a group consumes; it need not exist yet."""
+    if retries_max is None and is_ordered is None:
+        raise click.UsageError("Say what to set: --retries, --ordered or --any-order.")
     with brokers.admin() as admin:
-        settings = admin.alter_group(name, retries_max=retries_max)
+        settings = admin.alter_group(name, retries_max=retries_max, is_ordered=is_ordered)
     if brokers.as_json:
         output.write_json(output.plain(settings))
-    else:
-        click.echo(f"Group {name} retries a message {_times(settings.retries_max)}.")
+        return
+    click.echo(f"Group {name} retries a message {_times(settings.retries_max)}.")
+    if settings.HasField("is_ordered"):
+        order = "in order" if settings.is_ordered else "in any order"
+        click.echo(f"RocketMQ's clients get its messages {order}.")
 
 
 @group.command()

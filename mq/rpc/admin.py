@@ -120,9 +120,10 @@ class AdminService:
         self, request: pb.AlterGroupRequest, context: Context
     ) -> pb.GroupSettings:
         retries_max = request.retries_max if request.HasField("retries_max") else None
-        if retries_max is not None:
+        is_ordered = request.is_ordered if request.HasField("is_ordered") else None
+        if retries_max is not None or is_ordered is not None:
             self._broker.quotas.change_catalog(context.caller.user, request.group)
-        return await self._groups.alter(request.group, retries_max)
+        return await self._groups.alter(request.group, retries_max, is_ordered=is_ordered)
 
     # -- transactions and dead letters ------------------------------------------------------------
 

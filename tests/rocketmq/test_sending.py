@@ -290,6 +290,23 @@ def test_messages_of_a_group_stay_in_one_queue_in_order(
     assert sorted(one.body for one in client.receive(topic, group)) == [b"2", b"3"]
 
 
+def test_a_group_can_be_set_to_consume_in_order(
+    client: RawClient, admin: Admin, topic: str, group: str
+) -> None:
+    admin.create_topic(topic, queues=1)
+    admin.alter_group(group, is_ordered=True)
+    told = pb.Settings(client_type=pb.PUSH_CONSUMER)
+    told.subscription.group.name = group
+    told.subscription.subscriptions.add(topic=resource(topic))
+    assert settings_of(client, told).subscription.fifo
+    for body in (b"0", b"1"):
+        assert code(client.send(message(topic, body, message_group="g"))) == "OK"
+    (first,) = client.receive(topic, group)
+    assert first.body == b"0"
+    admin.alter_group(group, is_ordered=False)
+    assert not settings_of(client, told).subscription.fifo
+
+
 def test_priorities_are_kept(client: RawClient, admin: Admin, topic: str, group: str) -> None:
     admin.create_topic(topic, queues=2, priorities=2)
     route = client.call("QueryRoute", service.QueryRouteRequest(topic=resource(topic)))

@@ -160,6 +160,15 @@ class DeadLetters:
                 await self._write(*self._core.audit.recorded(_trim(queue, stop), record))
         return max(0, stop - start)
 
+    async def set_ordered(self, group: str, *, is_ordered: bool) -> None:
+        """Whether consumers of RocketMQ's protocol get the messages of a key one at a time."""
+        self._core.leadership.check()
+        names.check_group(group)
+        command = Command(put_group=PutGroup(group=group, is_ordered=is_ordered))
+        before = {"is_ordered": self._core.state.offsets.is_ordered(group)}
+        record = Record("alter_group", f"group:{group}", before, {"is_ordered": is_ordered})
+        await self._core.writer.write(*self._core.audit.recorded(command, record))
+
     async def set_retries(self, group: str, retries_max: int) -> None:
         """Sets the number of retries of the group from now on."""
         self._core.leadership.check()

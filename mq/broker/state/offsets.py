@@ -33,6 +33,11 @@ class Offsets:
     def locks(self, group: str) -> Mapping[Queue, str]:
         return self._locks.get(group, _NOBODY)
 
+    def is_ordered(self, group: str) -> bool | None:
+        """None: the type of the topic says it."""
+        settings = self._settings.get(group)
+        return settings.is_ordered if settings and settings.HasField("is_ordered") else None
+
     def retries_max(self, group: str) -> int | None:
         """As it is set for the group; None: it is not."""
         settings = self._settings.get(group)

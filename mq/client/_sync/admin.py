@@ -191,11 +191,17 @@ class Admin(SyncClient[AsyncAdmin]):
         """Deletes a group in all broker sets. GroupNotEmpty while it has members in one."""
         self._run(self._client.delete_group(group))
 
-    def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
+    def alter_group(
+        self, group: str, *, retries_max: int | None = None, is_ordered: bool | None = None
+    ) -> pb.GroupSettings:
         """Sets how often the group retries a message before it is a dead letter, in all broker
-        sets. None leaves it as it is. Returns the settings that hold now.
+        sets; and whether its consumers of RocketMQ's protocol get the messages of an ordering key
+        one at a time, in their order, which otherwise the type of the topic says. None leaves it as
+        it is. Returns the settings that hold now.
         """
-        return self._run(self._client.alter_group(group, retries_max=retries_max))
+        return self._run(
+            self._client.alter_group(group, retries_max=retries_max, is_ordered=is_ordered)
+        )
 
     def count_dead_letters(self) -> Answers[pb.DeadLetterCount]:
         """Counts the dead letters of every group that has some, in all broker sets."""

@@ -108,16 +108,22 @@ class GroupAdmin(AdminCalls):
         deletion, done = pb.DeleteGroupRequest(group=group), f"group {group} is deleted"
         await self._change_each(sets, deletion, done, absent=GroupNotFound)
 
-    async def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
+    async def alter_group(
+        self, group: str, *, retries_max: int | None = None, is_ordered: bool | None = None
+    ) -> pb.GroupSettings:
         """Sets how often the group retries a message before it is a dead letter, in all broker
-        sets. None leaves it as it is. Returns the settings that hold now.
+        sets; and whether its consumers of RocketMQ's protocol get the messages of an ordering key
+        one at a time, in their order, which otherwise the type of the topic says. None leaves it as
+        it is. Returns the settings that hold now.
         """
         check_count("retries_max", retries_max or 0)
         replies = await self._ask_all(pb.AlterGroupRequest(group=group))
-        if retries_max is None:
+        if retries_max is None and is_ordered is None:
             found = replies.some()
         else:
-            request = pb.AlterGroupRequest(group=group, retries_max=retries_max)
+            request = pb.AlterGroupRequest(
+                group=group, retries_max=retries_max, is_ordered=is_ordered
+            )
             found = await self._change_each(replies.all(), request, f"group {group} is changed")
         # A set that was added later has the default.
         settings: pb.GroupSettings = min(found.values(), key=lambda one: one.is_default)

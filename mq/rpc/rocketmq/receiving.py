@@ -115,7 +115,7 @@ class Receiving:
     ) -> Receive:
         """Raises IllegalFilter, Refused."""
         filter_ = filter_of(request.filter_expression)
-        spec = ReceiveSpec(canonical(filter_), self._sessions.is_ordered(topic), PROTOCOL)
+        spec = ReceiveSpec(canonical(filter_), self._sessions.is_ordered(group, topic), PROTOCOL)
         invisible_ms = _INVISIBLE_MS_DEFAULT
         if request.HasField("invisible_duration") and not request.auto_renew:
             invisible_ms = messages.milliseconds(request.invisible_duration)

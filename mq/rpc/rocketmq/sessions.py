@@ -104,7 +104,8 @@ class Sessions:
         subscription = settings.subscription
         group = call.group(subscription.group) if subscription.group.name else ""
         topics = [call.topic(one.topic) for one in subscription.subscriptions]
-        subscription.fifo = all(map(self.is_ordered, topics)) if topics else False
+        ordered = [self.is_ordered(group, one) for one in topics]
+        subscription.fifo = all(ordered) if ordered else self.is_ordered(group, "")
         subscription.receive_batch_size = _RECEIVE_BATCH_SIZE
         if not subscription.long_polling_timeout.seconds:
             subscription.long_polling_timeout.seconds = _LONG_POLLING_S
@@ -121,8 +122,13 @@ class Sessions:
             for seconds in _BACKOFF_S:
                 policy.customized_backoff.next.add(seconds=seconds)
 
-    def is_ordered(self, topic: str) -> bool:
-        """Whether consumers get the messages of a group of the topic in order, one at a time."""
+    def is_ordered(self, group: str, topic: str) -> bool:
+        """Whether consumers of the group get the messages of a message group in order, one at a
+        time: as the group is set, or the type of the topic says.
+        """
+        own = self._broker.state.offsets.is_ordered(group)
+        if own is not None:
+            return own
         found = self._broker.directory.topic(topic)
         return bool(found) and all(one.type == TopicType.TOPIC_ORDERED for one in found)
 

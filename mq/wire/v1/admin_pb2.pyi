@@ -252,24 +252,28 @@ class DeleteGroupResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AlterGroupRequest(_message.Message):
-    __slots__ = ("group", "retries_max")
+    __slots__ = ("group", "retries_max", "is_ordered")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    IS_ORDERED_FIELD_NUMBER: _ClassVar[int]
     group: str
     retries_max: int
-    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ...) -> None: ...
+    is_ordered: bool
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., is_ordered: _Optional[bool] = ...) -> None: ...
 
 class GroupSettings(_message.Message):
-    __slots__ = ("group", "retries_max", "is_default", "missing_sets")
+    __slots__ = ("group", "retries_max", "is_default", "missing_sets", "is_ordered")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
     IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
+    IS_ORDERED_FIELD_NUMBER: _ClassVar[int]
     group: str
     retries_max: int
     is_default: bool
     missing_sets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., is_default: _Optional[bool] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_ordered: bool
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., is_default: _Optional[bool] = ..., missing_sets: _Optional[_Iterable[str]] = ..., is_ordered: _Optional[bool] = ...) -> None: ...
 
 class ListTransactionsRequest(_message.Message):
     __slots__ = ("producer_group", "transactions_max")

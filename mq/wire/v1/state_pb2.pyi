@@ -116,14 +116,16 @@ class ChangeAccess(_message.Message):
     def __init__(self, changes: _Optional[_Iterable[_Union[_security_pb2.AccessChange, _Mapping]]] = ...) -> None: ...
 
 class PutGroup(_message.Message):
-    __slots__ = ("group", "retries_max", "owner")
+    __slots__ = ("group", "retries_max", "owner", "is_ordered")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    IS_ORDERED_FIELD_NUMBER: _ClassVar[int]
     group: str
     retries_max: int
     owner: str
-    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+    is_ordered: bool
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., owner: _Optional[str] = ..., is_ordered: _Optional[bool] = ...) -> None: ...
 
 class TrimQueues(_message.Message):
     __slots__ = ("starts",)

@@ -103,9 +103,19 @@ def test_retries_are_set() -> None:
     result = run(group, "set", "billing", "--retries", "3", admin=admin)
     assert result.stdout == "Group billing retries a message 3 times.\n"
     assert run_json(group, "set", "billing", "--retries", "3", admin=admin)["retries_max"] == 3
-    assert admin.called("alter_group") == [(("billing",), {"retries_max": 3})] * 2
+    assert (
+        admin.called("alter_group") == [(("billing",), {"retries_max": 3, "is_ordered": None})] * 2
+    )
     for wrong in (("--retries", "-1"), ("--retries", "1001"), ()):
         assert run(group, "set", "billing", *wrong, admin=admin).exit_code == 2
+
+
+def test_the_order_for_clients_of_rocketmq_is_set() -> None:
+    admin = FakeAdmin(alter_group=pb.GroupSettings(group="billing", is_ordered=True))
+    result = run(group, "set", "billing", "--ordered", admin=admin)
+    assert "RocketMQ's clients get its messages in order.\n" in result.stdout
+    run(group, "set", "billing", "--any-order", admin=admin)
+    assert [one["is_ordered"] for _, one in admin.called("alter_group")] == [True, False]
 
 
 # Offsets.
