@@ -36,6 +36,8 @@ NAME = "apache.rocketmq.v2.MessagingService"
 CLIENT_ID_CHARACTERS_MAX = 255
 # Between two looks for a leader, and how long a call without a deadline waits for one.
 _LOOK_S, _WAIT_S = 0.05, 10.0
+# How long a follower waits for a change before it refuses a caller that it does not know.
+_NEWS_S = 1.0
 # An answer has to be on its way before its client stops waiting.
 _ANSWER_S = 0.25
 
@@ -57,12 +59,15 @@ LIMITS = {
 class Call:
     """A call with its caller. Names inside are full ones."""
 
-    __slots__ = ("client_id", "context", "principal")
+    __slots__ = ("context", "principal")
 
     def __init__(self, context: Context, principal: Principal) -> None:
         self.context = context
         self.principal = principal
-        self.client_id = context.header("x-mq-client-id") or ""
+
+    @property
+    def client_id(self) -> str:
+        return self.context.header("x-mq-client-id") or ""
 
     def check_client(self) -> str:
         client_id = self.client_id
@@ -77,8 +82,11 @@ class Call:
 
     def topic(self, resource: pb.Resource) -> str:
         """Raises IllegalTopic, IllegalRequest."""
+        if not resource.resource_namespace and not self.principal.namespace:
+            names.check_topic(resource.name)
+            return resource.name
         namespace = self._namespace(resource)
-        topic = names.full_topic(namespace, resource.name) if namespace else resource.name
+        topic = names.full_topic(namespace, resource.name)
         names.check_topic(topic)
         return topic
 
@@ -117,6 +125,8 @@ class Calls:
         self.broker = broker
         self.observe = observe
         self.forwarder = forwarder
+        # The node stops: it waits for no messages any longer.
+        self.is_draining = False
 
     # -- callers ----------------------------------------------------------------------------------
 
@@ -131,10 +141,23 @@ class Calls:
         context.caller = principal
         return Call(context, principal)
 
+    async def known_call(self, context: Context, resource: pb.Resource | None = None) -> Call:
+        """As `call`; a follower waits for news of the leader first: it may not have heard of a user
+        or a key that was just made.
+        """
+        try:
+            return self.call(context, resource)
+        except Unauthenticated:
+            broker = self.broker
+            if broker.leadership.is_serving or not await broker.gate.changes_within(_NEWS_S):
+                raise
+        return self.call(context, resource)
+
     def _identified(self, context: Context, namespace: str | None) -> Principal:
-        gate, address = self.broker.gate, peer_address(context.peer())
+        gate = self.broker.gate
         if gate.is_off:
-            return gate.identify(None, (), address, namespace)
+            return gate.identify(None, (), "", namespace)
+        address = peer_address(context.peer())
         authorization = context.header("authorization")
         signed = parse_signed(authorization) if authorization is not None else None
         if signed is not None:
@@ -229,7 +252,7 @@ class Calls:
                     task.cancel()
 
             try:
-                call = self.call(context)
+                call = await self.known_call(context)
                 stream = gate.enter(call.principal, end)
                 LIVE.set(stream)
                 await serve(call)
@@ -287,7 +310,8 @@ class _Served:
         return request, call
 
     async def _local(self, data: bytes, context: Context) -> Any:
-        request, call = self._begin(data, context)
+        request = self._read(data)
+        call = await self._calls.known_call(context, self._resource_of(request))
         CALLER.set(call.principal)
         return await self._serve(request, call)
 
@@ -403,7 +427,8 @@ class _ServerStream(_Served):
                 if await self._passed_on(address, data, context):
                     return
             except (NotLeader, Gone):
-                continue
+                if self._calls.is_draining:
+                    raise NotLeader(None, None) from None
 
     async def _passed_on(self, address: str, data: bytes, context: Context) -> bool:
         """False: nothing came, since that node does not lead. Raises Gone."""

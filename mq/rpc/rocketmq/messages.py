@@ -20,7 +20,7 @@ from mq.errors import MessageTooLarge
 from mq.rpc.rocketmq.codes import Refused
 from mq.wire.rocketmq import definition_pb2 as pb
 from mq.wire.rocketmq.definition_pb2 import Code, MessageType
-from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, RocketMq
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 
 _ID_CHARACTERS_MAX = 255
 _GZIP_WBITS = 31
@@ -44,22 +44,26 @@ def accepted(wire: pb.Message, body_bytes_max: int) -> Message:
     system = wire.system_properties
     check(wire)
     body = _body(wire, body_bytes_max)
-    return Message(
-        body=body,
-        tag=system.tag,
-        keys=system.keys,
-        properties=wire.user_properties,
-        ordering_key=system.message_group,
-        born_at_ms=milliseconds(system.born_timestamp),
-        priority=max(0, system.priority),
-        rocketmq=RocketMq(
-            message_id=system.message_id,
-            born_host=system.born_host,
-            message_type=type_of(system),
-            deliver_at_ms=deliver_at_ms(system),
-            trace_context=system.trace_context,
-        ),
-    )
+    message = Message(body=body, born_at_ms=milliseconds(system.born_timestamp))
+    own = message.rocketmq
+    own.message_id, own.born_host = system.message_id, system.born_host
+    own.message_type = type_of(system)
+    # What most messages do not have is not even looked into.
+    if system.tag:
+        message.tag = system.tag
+    if system.keys:
+        message.keys.extend(system.keys)
+    if wire.user_properties:
+        message.properties.update(wire.user_properties)
+    if system.message_group:
+        message.ordering_key = system.message_group
+    if system.priority > 0:
+        message.priority = system.priority
+    if system.HasField("delivery_timestamp"):
+        own.deliver_at_ms = deliver_at_ms(system)
+    if system.trace_context:
+        own.trace_context = system.trace_context
+    return message
 
 
 def check(wire: pb.Message) -> None:
@@ -74,15 +78,17 @@ def check(wire: pb.Message) -> None:
             f"tag {system.tag[:200]!r} is not legal: no filter could ask for it; use one word "
             "without spaces and |",
         )
-    if "" in wire.user_properties:
+    if wire.user_properties and "" in wire.user_properties:
         raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the name of a property is empty")
-    if any(not key.strip() for key in system.keys):
+    if system.keys and any(not key.strip() for key in system.keys):
         raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a key is empty")
     _check_type(system)
 
 
 def _check_type(system: pb.SystemProperties) -> None:
     kind, has = type_of(system), system.HasField
+    if kind == MessageType.NORMAL and not has("message_group") and not has("delivery_timestamp"):
+        return
     if kind == MessageType.LITE:
         raise Refused(Code.UNSUPPORTED, "lite topics are not supported")
     has_group = has("message_group")
@@ -122,7 +128,8 @@ def deliver_at_ms(system: pb.SystemProperties) -> int:
 
 def _body(wire: pb.Message, bytes_max: int) -> bytes:
     body, system = wire.body, wire.system_properties
-    _check_digest(body, system.body_digest)
+    if system.HasField("body_digest"):
+        _check_digest(body, system.body_digest)
     if system.body_encoding == pb.GZIP:
         unpacking = zlib.decompressobj(_GZIP_WBITS)
         try:

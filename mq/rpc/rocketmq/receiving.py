@@ -20,9 +20,10 @@ from mq.broker.receive.grants import GrantedRun, Receive
 from mq.broker.receive.leases import Handle, lease_bytes
 from mq.broker.receive.members import ReceiveSpec
 from mq.broker.retry.retries import stored_messages
+from mq.errors import MqError
 from mq.rpc.access import Rules
 from mq.rpc.rocketmq import handles, messages
-from mq.rpc.rocketmq.calls import Answer, Call
+from mq.rpc.rocketmq.calls import Answer, Call, Calls
 from mq.rpc.rocketmq.codes import OK, Refused
 from mq.rpc.rocketmq.renewing import Renewals
 from mq.rpc.rocketmq.sessions import Sessions
@@ -50,11 +51,18 @@ _NO_SUCH_HANDLE = pb.Status(
 
 class Receiving:
     def __init__(
-        self, broker: Broker, broker_set: str, rules: Rules, sessions: Sessions, renewals: Renewals
+        self,
+        broker: Broker,
+        broker_set: str,
+        rules: Rules,
+        calls: Calls,
+        sessions: Sessions,
+        renewals: Renewals,
     ) -> None:
         self._broker = broker
         self._broker_set = broker_set
         self._rules = rules
+        self._calls = calls
         self._sessions = sessions
         self._renewals = renewals
         self._host = broker.settings.config.node.node
@@ -72,14 +80,32 @@ class Receiving:
         await self._broker.catalog.begin_group(group)
         wanted = await self._paid(wanted, call)
         runs = await self._received(wanted)
-        if not call.principal.is_superuser and not self._broker.gate.is_current(call.principal):
-            self._rules.check_consume_topic(call.principal, topic)
         if not runs:
-            text = "no message came in time"
-            raise Refused(Code.MESSAGE_NOT_FOUND, text)
+            raise Refused(Code.MESSAGE_NOT_FOUND, "no message came in time")
+        self._check_again(request, wanted, runs, call)
         if request.auto_renew:
             self._renewals.add(group, client_id, runs, wanted.invisible_ms)
         await self._deliver(request, wanted, runs, call)
+
+    def _check_again(
+        self,
+        request: service.ReceiveMessageRequest,
+        wanted: Receive,
+        runs: list[GrantedRun],
+        call: Call,
+    ) -> None:
+        """The caller may have lost its rights while it waited. Raises Unauthenticated,
+        PermissionDenied.
+        """
+        if self._broker.gate.is_current(call.principal):
+            return
+        try:
+            caller = self._calls.call(call.context, request.message_queue.topic).principal
+            self._rules.check_consume_group(caller, wanted.group)
+            self._rules.check_consume_topic(caller, wanted.topic)
+        except MqError:
+            self._broker.receiving.give_back(wanted.group, runs)
+            raise
 
     async def _deliver(
         self,

@@ -23,6 +23,7 @@ from mq.rpc.rocketmq.codes import OK, Refused, status_of
 from mq.rpc.rocketmq.handles import Recall
 from mq.rpc.rocketmq.routes import check_type
 from mq.store import batch as batches
+from mq.wire import varint
 from mq.wire.rocketmq import definition_pb2 as pb
 from mq.wire.rocketmq import service_pb2 as service
 from mq.wire.rocketmq.definition_pb2 import Code, MessageType
@@ -32,6 +33,9 @@ from mq.wire.v1.producer_pb2 import ACK_QUORUM
 # The limit of a message is for all of it: this is left for what is not its body.
 PROPERTIES_BYTES = 64 << 10
 _CHECK_MS_MAX = 86_400_000
+# Field 1 of a response and of its entries, as bytes; and the tag of field 2, an entry.
+_OK_FIELD = service.SendResultEntry(status=OK).SerializeToString()
+_ENTRY_TAG = b"\x12"
 _HELD = (MessageType.DELAY, MessageType.TRANSACTION)
 
 
@@ -76,10 +80,7 @@ class Sending:
             if isinstance(found, BaseException):
                 answer(found)
                 return
-            entry = service.SendResultEntry(
-                status=OK, message_id=message_id, offset=found.queue_offset
-            )
-            answer(service.SendMessageResponse(status=OK, entries=[entry]).SerializeToString())
+            answer(_stored(message_id, found.queue_offset))
 
         return self._broker.joined_sends.take(
             topic.name, None, [message], size, placed, admit if quotas.is_limiting else None
@@ -174,6 +175,13 @@ class Sending:
                 system.message_id,
             ).text()
         return entry
+
+
+def _stored(message_id: str, queue_offset: int) -> bytes:
+    """The answer to a send of one message."""
+    placed = service.SendResultEntry(message_id=message_id, offset=queue_offset)
+    entry = _OK_FIELD + placed.SerializeToString()
+    return b"".join((_OK_FIELD, _ENTRY_TAG, varint.encode(len(entry)), entry))
 
 
 def _first_check_ms(system: pb.SystemProperties) -> int:

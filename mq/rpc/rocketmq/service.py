@@ -40,7 +40,9 @@ class MessagingService:
         self._sending = Sending(broker, broker_set, rules)
         self._sessions = Sessions(broker, self._sending)
         self._renewals = Renewals(broker, self._sessions)
-        self._receiving = Receiving(broker, broker_set, rules, self._sessions, self._renewals)
+        self._receiving = Receiving(
+            broker, broker_set, rules, self._calls, self._sessions, self._renewals
+        )
         self._transactions = Transactions(broker, rules)
         self._offsets = Offsets(broker, broker_set, rules)
         self._telemetry = Telemetry(broker, broker_set, rules, self._sessions, self._forwarder)
@@ -81,6 +83,7 @@ class MessagingService:
 
     def drain(self) -> None:
         """The node stops: streams end, and clients go to another one."""
+        self._calls.is_draining = True
         self._telemetry.drain()
 
     async def close(self) -> None:

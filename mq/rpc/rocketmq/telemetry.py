@@ -64,8 +64,10 @@ class Telemetry:
             return
         self._streams.add(task)
         stream = _Stream(self, call)
+        caller = call.principal
         try:
-            await stream.run()
+            with self._broker.quotas.streaming(caller.user, caller.namespace):
+                await stream.run()
         except asyncio.CancelledError:
             if not self._is_draining:
                 raise
