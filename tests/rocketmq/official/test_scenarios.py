@@ -35,7 +35,7 @@ def simple(client: Client, topic: str, group: str, **more: str) -> int:
 
 
 def push(client: Client, topic: str, group: str, **more: str) -> int:
-    """A push consumer."""
+    """A push consumer, which ends with the client: to close, Go's waits for its long polls."""
     number: int = client.do("push", topic=topic, group=group, **more)["consumer"]
     return number
 
@@ -109,7 +109,6 @@ def test_a_push_consumer_gets_the_tags_that_it_wants(client: Client, topic: str,
     for tag in "abcabc":
         client.do("send", topic=topic, body=tag, tag=tag)
     assert sorted(bodies(client.messages(consumer, 4))) == ["a", "a", "b", "b"]
-    client.do("close", consumer=consumer)
 
 
 def test_a_push_consumer_gets_what_its_sql_selects(client: Client, topic: str, name: str) -> None:
@@ -121,7 +120,6 @@ def test_a_push_consumer_gets_what_its_sql_selects(client: Client, topic: str, n
     poll(lambda: "last" in bodies(client.messages(consumer, 1)), "the last message")
     poll(lambda: "4" in bodies(client.messages(consumer, 1)), "the other")
     assert sorted(bodies(client.messages(consumer, 2))) == ["4", "last"]
-    client.do("close", consumer=consumer)
 
 
 def test_messages_of_a_group_keep_their_order_and_a_failed_one_is_retried_in_place(
@@ -147,7 +145,6 @@ def test_messages_of_a_group_keep_their_order_and_a_failed_one_is_retried_in_pla
         if group == "y":
             expected.insert(3, "y2")
         assert seen == expected
-    client.do("close", consumer=consumer)
 
 
 def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_the_next_comes(
@@ -160,7 +157,6 @@ def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_the_next_c
     client.do("send", topic=name, body="good", message_group="x")
     assert bodies(client.messages(consumer, 3)) == ["bad", "bad", "good"]
     assert dead_letters(admin, name) == [b"bad"]
-    client.do("close", consumer=consumer)
 
 
 def test_a_delayed_message_does_not_come_before_its_time(
@@ -176,7 +172,6 @@ def test_a_delayed_message_does_not_come_before_its_time(
     assert second["message_id"] == sent["message_id"]
     assert second["deliver_at_ms"] == due_ms
     assert second["at_ms"] >= due_ms
-    client.do("close", consumer=consumer)
 
 
 def test_a_recalled_message_never_comes(client: Client, topic: str, name: str) -> None:
@@ -189,7 +184,6 @@ def test_a_recalled_message_never_comes(client: Client, topic: str, name: str) -
     assert bodies(client.messages(consumer, 1)) == ["kept"]
     with pytest.raises(ClientError):
         client.do("recall", topic=topic, recall_handle=recalled["recall_handle"])
-    client.do("close", consumer=consumer)
 
 
 def test_transactions_are_committed_rolled_back_and_asked_about(
@@ -218,7 +212,6 @@ def test_transactions_are_committed_rolled_back_and_asked_about(
     assert asked() == {"orphan to roll back", "orphan to commit"}
     client.do("send", topic=topic, body="after")
     assert "orphan to roll back" not in bodies(client.messages(consumer, 3))
-    client.do("close", consumer=consumer)
 
 
 def test_a_transaction_whose_end_is_unknown_is_asked_about_again(
@@ -245,7 +238,6 @@ def test_a_failed_message_comes_again_counted_and_is_a_dead_letter_at_the_limit(
     assert sorted(seen) == sorted(expected)
     poll(lambda: dead_letters(admin, name) == [b"bad"], "the dead letter")
     assert len(client.calls(consumer)) == 4
-    client.do("close", consumer=consumer)
 
 
 def dead_letters(admin: Admin, group: str) -> list[bytes]:
