@@ -24,6 +24,8 @@ _BUILD_S_MAX = 600
 _SOURCES = Path(__file__).parent
 _CACHE = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 _PLACE = Path(_CACHE) / "mq-tests"
+# In the tree, by whoever follows a README.
+_INSTALLED = {".venv", "node_modules", "__pycache__"}
 # Go's installer puts it there and leaves the PATH to the user.
 _SEARCH_PATH = os.pathsep.join([os.environ["PATH"], "/usr/local/go/bin"])
 # Starts in half the time, and tests are short.
@@ -53,24 +55,44 @@ def command(language: str, source: Path | None = None) -> list[str]:
 
     Another program than that of this folder has its files in `source`, under the same names.
     """
-    source = source or _SOURCES / language
-    files = [path for path in sorted(source.iterdir()) if path.is_file()]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     build, tools = _BUILDS[language]
     found = [_tool(tool) for tool in tools]
-
-    def copy_and_build(place: Path) -> None:
-        for path in files:
-            shutil.copy(path, place)
-        build(place)
-
-    place = _built(f"client-{language}-{digest}", copy_and_build)
+    place = _copied_and_built(source or _SOURCES / language, f"client-{language}", build)
     return {
         "go": [str(place / "client")],
         "java": [*found[:1], *_JAVA_FLAGS, "-cp", f"{place}:{place}/jars/*", "Client"],
         "node": [*found[:1], str(place / "client.js")],
         "python": [str(place / "venv" / "bin" / "python"), str(place / "client.py")],
     }[language]
+
+
+def examples(language: str, source: Path, names: Sequence[str]) -> list[list[str]]:
+    """Of a folder of programs, the commands of those with these names: in Go or Python."""
+    if language == "python":
+        place = _copied_and_built(source, "examples-python", _build_python)
+        python = str(place / "venv" / "bin" / "python")
+        return [[python, str(place / f"{name}.py")] for name in names]
+    place = _copied_and_built(source, "examples-go", _build_go_folders)
+    return [[str(place / "built" / name)] for name in names]
+
+
+def _copied_and_built(source: Path, key: str, build: Callable[[Path], None]) -> Path:
+    """The place of a copy: what is built outside of the tree does not litter it."""
+    found = sorted(source.rglob("*"))
+    files = [path for path in found if path.is_file() and not _INSTALLED & set(path.parts)]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+    def copy_and_build(place: Path) -> None:
+        ignored = shutil.ignore_patterns(*_INSTALLED)
+        shutil.copytree(source, place, ignore=ignored, dirs_exist_ok=True)
+        build(place)
+
+    return _built(f"{key}-{digest}", copy_and_build)
+
+
+def _build_go_folders(place: Path) -> None:
+    _fetch([_tool("go"), "mod", "download"], place)
+    _run([_tool("go"), "build", "-o", "built/", "./..."], place)
 
 
 def _build_go(place: Path) -> None:

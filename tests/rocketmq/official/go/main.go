@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	rmq "github.com/apache/rocketmq-clients/golang/v5"
@@ -303,6 +304,7 @@ func load(r request) (answer, error) {
 	var slowest atomic.Int64
 	sent := make([]int, r.InFlight)
 	errors := []string{}
+	cpu := cpuSeconds()
 	begin := time.Now()
 	for caller := range r.InFlight {
 		callers.Add(1)
@@ -329,8 +331,15 @@ func load(r request) (answer, error) {
 	}
 	callers.Wait()
 	return answer{
-		"sent": sent, "errors": errors, "seconds": time.Since(begin).Seconds(), "slowest_ms": slowest.Load(),
+		"sent": sent, "errors": errors, "slowest_ms": slowest.Load(),
+		"seconds": time.Since(begin).Seconds(), "cpu_s": cpuSeconds() - cpu,
 	}, nil
+}
+
+func cpuSeconds() float64 {
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
 }
 
 func serve(r request) {
