@@ -1,13 +1,13 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo demo-security check test compile-tests conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark bench-peers clean
+.PHONY: help run demo demo-security check test compile-tests conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-rocketmq bench-client bench-backlog bench-spark bench-peers clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 DATA ?= data
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 # One stamp a set of packages: a stranger who only runs the broker does not wait for the linters.
 .venv/.run: pyproject.toml
@@ -45,8 +45,8 @@ test: .venv/.dev ## lint, types, generated code, all tests
 compile-tests: .venv/.dev
 	@$(BIN)/python -m pytest --collect-only --quiet --ignore tests/chaos > /dev/null || true
 
-conformance: .venv/.dev ## tests/conformance, all of it with every client, also Java and Node.js
-	$(BIN)/python -m pytest tests/conformance --every-client --numprocesses 3 --dist loadfile --no-loadscope-reorder
+conformance: .venv/.dev ## tests/conformance and tests/rocketmq, all with every client, also Java and Node.js
+	$(BIN)/python -m pytest tests/conformance tests/rocketmq --every-client --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 SEEDS ?= 2000
 sim: .venv/.dev ## many seeds of the simulations (SEEDS=20000 for a long run)
@@ -108,6 +108,9 @@ bench-broker: .venv/.run ## the broker against a bare gRPC server
 
 bench-calls: .venv/.dev ## one message a call, from a Go client, on either transport
 	$(BIN)/python -m bench.calls
+
+bench-rocketmq: .venv/.dev ## sends of RocketMQ's own client for Go against our unary Send
+	$(BIN)/python -m bench.rocketmq
 
 bench-client: .venv/.run ## our own client in one process, against a bare gRPC stream
 	$(BIN)/python -m bench.client

@@ -24,6 +24,10 @@ IN_FLIGHT = 16
 LOAD_S = 12.0
 
 
+def stored(admin: Admin) -> int:
+    return sum(queue.end for queue in admin.describe_topic("load").queues)
+
+
 @pytest.mark.skipif(bool(programs.missing("go")), reason="go is not installed")
 def test_every_send_succeeds_while_the_leader_is_killed(tmp_path: Path) -> None:
     command = programs.command("go", CLIENTS / "go")
@@ -32,8 +36,7 @@ def test_every_send_succeeds_while_the_leader_is_killed(tmp_path: Path) -> None:
         endpoints = brokers.servers.replace(",", ";")
         with Client(command, endpoints) as client:
             load = client.begin("load", topic="load", in_flight=IN_FLIGHT, seconds=LOAD_S, size=128)
-            stored = lambda: sum(q.end for q in admin.describe_topic("load").queues)  # noqa: E731
-            poll(lambda: stored() > 100, "the load has begun")
+            poll(lambda: stored(admin) > 100, "the load has begun")
             brokers.kill_leader()
             killed_at = time.monotonic()
             answer = load(LOAD_S + 60)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Whole seconds: Python's client knows no others.
 SECOND_MS = 1000
+# All of it.
+LOG_CHARS = 1 << 20
 
 
 def now_ms() -> int:
@@ -260,7 +262,12 @@ def test_our_client_reads_what_theirs_sends_and_the_reverse(
         message = Message(b"to them", tag="b", keys=["k"], properties={"q": "w"})
         producer.send(topic, message)
         received: dict[bytes, ReceivedMessage] = {}
-        poll(lambda: received.update({m.body: m for m in ours.poll()}) or len(received) > 1, "both")
+
+        def both() -> bool:
+            received.update({one.body: one for one in ours.poll()})
+            return len(received) == 2
+
+        poll(both, "both messages")
         found = received[b"to us"]
         assert (found.tag, found.keys, found.properties) == ("a", ("k",), {"p": "v"})
         assert found.ordering_key == "x"
@@ -278,7 +285,8 @@ def test_over_tls_with_an_access_key(command: list[str], tmp_path: Path, name: s
     environment = {"ROCKETMQ_TLS": "1", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": files.ca}
     with secured(tmp_path, files) as broker:
         with Admin(broker.address, tls=True, ca=files.ca, api_key=broker.root) as admin:
-            admin.create_topic(name, queues=4)
+            for topic in (name, f"{name}-other"):
+                admin.create_topic(topic, queues=4)
             admin.create_user("shop")
             admin.add_policy("user:shop", f"allow publish,consume topic {name}")
             admin.add_policy("user:shop", f"allow consume group {name}")
@@ -288,11 +296,14 @@ def test_over_tls_with_an_access_key(command: list[str], tmp_path: Path, name: s
             consumer = simple(client, name, name)
             client.do("send", topic=name, body="signed")
             assert bodies(client.receive_all(consumer, 1)) == ["signed"]
-            with pytest.raises(ClientError):
+            with pytest.raises(ClientError) as refused:
                 client.do("send", topic=f"{name}-other", body="not allowed")
+            assert "no policy allows user shop" in f"{refused.value} {client.log(LOG_CHARS)}"
         environment["ROCKETMQ_SECRET_KEY"] = key.secret[::-1]
-        with Client(command, broker.address, environment) as client, pytest.raises(ClientError):
-            client.do("send", topic=name, body="badly signed")
+        with Client(command, broker.address, environment) as client:
+            with pytest.raises(ClientError) as refused:
+                client.do("send", topic=name, body="badly signed")
+            assert f"access key {key.id} is not known" in f"{refused.value} {client.log(LOG_CHARS)}"
 
 
 def secured(folder: Path, files: Files) -> SecuredBroker:

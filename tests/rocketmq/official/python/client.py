@@ -71,13 +71,13 @@ def shown(message: Any) -> dict[str, Any]:
     }
 
 
-class Checker(TransactionChecker):
+class Checker(TransactionChecker):  # type: ignore[misc] # without types, as the next
     def check(self, message: Any) -> Any:
         write({"event": "check", "message": shown(message)})
         return RESOLUTIONS[message.properties["check"]]
 
 
-class Listener(MessageListener):
+class Listener(MessageListener):  # type: ignore[misc]
     def __init__(self, consumer: int) -> None:
         self._consumer = consumer
         self._lock = threading.Lock()
