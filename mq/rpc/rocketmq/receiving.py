@@ -15,6 +15,7 @@ from mq.broker.broker import Broker
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.pulling import READ_BYTES_MAX
+from mq.broker.queue import Queue
 from mq.broker.receive import acks
 from mq.broker.receive.grants import GrantedRun, Receive
 from mq.broker.receive.leases import Handle, lease_bytes
@@ -188,6 +189,28 @@ class Receiving:
             one is None or (one.start == 0 and one.end <= _SMALL_QUEUE) for one in extents
         )
         return Start(is_earliest=is_whole)
+
+    async def begin_group(self, subscription: pb.Subscription, call: Call) -> None:
+        """Fixes where a new group begins that is not to have what is there already: messages that
+        are sent from now on are for it, however late its first poll comes.
+        """
+        if not subscription.group.name or not self._broker.leadership.is_serving:
+            return
+        group = call.group(subscription.group)
+        for one in subscription.subscriptions:
+            topic = call.topic(one.topic)
+            is_known = (group, Queue(topic, 0)) in self._broker.state.leases
+            if is_known or topic not in self._broker.state.topics:
+                continue
+            if self._start(topic).is_earliest:
+                continue
+            self._rules.check_consume_group(call.principal, group)
+            self._rules.check_consume_topic(call.principal, topic)
+            request = service.ReceiveMessageRequest(filter_expression=one.expression, batch_size=1)
+            wanted = self._wanted(request, call, group, topic)._replace(wait_s=0.0)
+            # One that came in between is as if it had not been given out.
+            runs = await self._broker.receiving.receive(wanted)
+            self._broker.receiving.give_back(group, runs)
 
     async def _paid(self, wanted: Receive, call: Call) -> Receive:
         """Waits until the user owes nothing for deliveries. Raises FlowControl."""

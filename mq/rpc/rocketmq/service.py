@@ -45,7 +45,9 @@ class MessagingService:
         )
         self._transactions = Transactions(broker, rules)
         self._offsets = Offsets(broker, broker_set, rules)
-        self._telemetry = Telemetry(broker, broker_set, rules, self._sessions, self._forwarder)
+        self._telemetry = Telemetry(
+            broker, broker_set, rules, self._sessions, self._receiving, self._forwarder
+        )
 
     def handlers(self, *, is_external: bool) -> Handlers:
         """Clients of an external listener are told external addresses."""

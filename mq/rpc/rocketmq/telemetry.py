@@ -20,8 +20,9 @@ from mq.rpc import limits
 from mq.rpc.access import Rules
 from mq.rpc.rocketmq import messages
 from mq.rpc.rocketmq.calls import LIMITS, NAME, Call, live_principal
-from mq.rpc.rocketmq.codes import OK
+from mq.rpc.rocketmq.codes import OK, Refused
 from mq.rpc.rocketmq.forwarding import PASSED_ON, Forwarder, Gone
+from mq.rpc.rocketmq.receiving import Receiving
 from mq.rpc.rocketmq.sessions import Sessions
 from mq.store.batch import message_of_frame
 from mq.wire.rocketmq import definition_pb2 as pb
@@ -42,12 +43,14 @@ class Telemetry:
         broker_set: str,
         rules: Rules,
         sessions: Sessions,
+        receiving: Receiving,
         forwarder: Forwarder,
     ) -> None:
         self._broker = broker
         self._broker_set = broker_set
         self._rules = rules
         self._sessions = sessions
+        self._receiving = receiving
         self._forwarder = forwarder
         self._streams: set[asyncio.Task[object]] = set()
         self._is_draining = False
@@ -145,6 +148,11 @@ class Telemetry:
     def settings(self, told: pb.Settings, call: Call) -> pb.Settings:
         return self._sessions.answer(told, call)
 
+    async def begin_group(self, subscription: pb.Subscription, call: Call) -> None:
+        """A group that cannot begin now hears of it when it polls."""
+        with contextlib.suppress(MqError, Refused):
+            await self._receiving.begin_group(subscription, call)
+
     def touch(self, call: Call) -> None:
         self._sessions.touch(call.client_id)
 
@@ -168,6 +176,8 @@ class _Stream:
 
     async def _settings(self, told: pb.Settings) -> None:
         answer = self._telemetry.settings(told, self.call)
+        if told.HasField("subscription"):
+            await self._telemetry.begin_group(told.subscription, self.call)
         await self.write(TelemetryCommand(status=OK, settings=answer))
         topics = tuple(sorted(_names(told.publishing)))
         if topics and topics != self._topics:
