@@ -3,7 +3,7 @@
 Each row has the rule that says what a caller of the method has to be allowed (`mq.rpc.access`).
 Streams check each of their requests. Most methods are served by the leader alone: `mq.rpc.methods`
 refuses the others before the service sees the call. Those with `leader_only=False` say below why
-they are.
+they are. Methods of RocketMQ's protocol have a table of their own: `mq.rpc.rocketmq.service`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SERVICE = service.DESCRIPTOR.services_by_name["MessagingService"]
 CALL_S = 30.0
+_OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 _numbers = itertools.count(1)
 
 
@@ -26,11 +27,16 @@ def new_name(kind: str) -> str:
 
 class RawClient:
     def __init__(self, address: str, client_id: str = "raw-client", **metadata: str) -> None:
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
+        self._channel = grpc.insecure_channel(address, options=_OWN_CONNECTION)
         self.metadata = [("x-mq-client-id", client_id)] if client_id else []
         self.metadata += [(name.replace("_", "-"), value) for name, value in metadata.items()]
+
+    @classmethod
+    def over_tls(cls, address: str, credentials: grpc.ChannelCredentials) -> Self:
+        made = cls(address)
+        made._channel.close()
+        made._channel = grpc.secure_channel(address, credentials, options=_OWN_CONNECTION)
+        return made
 
     def __enter__(self) -> Self:
         return self
