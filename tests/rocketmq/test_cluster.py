@@ -112,10 +112,10 @@ def test_a_send_while_the_leader_dies_is_at_most_late(tmp_path: Path, first: str
             sender = _Sender(client, topic, attempts=3 if first == "leader" else 1)
             sender.start()
             try:
-                _until(lambda: len(sender.sent) > 20)
+                _until(lambda: sender.failed or len(sender.sent) > 20)
                 nodes.kill_leader()
                 count = len(sender.sent)
-                _until(lambda: len(sender.sent) > count + 20)
+                _until(lambda: sender.failed or len(sender.sent) > count + 20)
             finally:
                 sender.stop()
             assert not sender.failed
@@ -142,6 +142,8 @@ class _Sender(threading.Thread):
             made = message(self._topic, b"%d" % len(self.sent))
             answers = [self._try(made)]
             while answers[-1] != "OK" and len(answers) < self._attempts:
+                # As official clients are told to.
+                time.sleep(0.01 * 2 ** len(answers))
                 answers.append(self._try(made))
             if answers[-1] == "OK":
                 self.sent.append(made.system_properties.message_id)

@@ -41,7 +41,6 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Gone(Exception):
@@ -118,8 +117,9 @@ class Forwarder:
             await one.close()
 
 
-def _gone(error: grpc.aio.AioRpcError) -> Exception:
-    return Gone(error.details()) if error.code() in _GONE else error
+def _gone(error: grpc.aio.AioRpcError) -> Gone:
+    """Refusals are inside of answers: a status of gRPC's own, whichever, is of the connection."""
+    return Gone(error.details())
 
 
 def _metadata(context: Context) -> list[tuple[str, str]]:

@@ -70,6 +70,7 @@ def test_errors_for_clients_have_a_code_of_rocketmq() -> None:
         Own.USER_NOT_FOUND,
         Own.TOPIC_EXISTS,
         Own.GROUP_NOT_EMPTY,
+        Own.VERSION_MISMATCH,
         Own.UNKNOWN_MEMBER,
         Own.NOT_ASSIGNED,
         Own.INTERNAL,
