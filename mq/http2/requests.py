@@ -27,6 +27,7 @@ UNSUPPORTED_MEDIA_TYPE: Final = 415
 # Blocks that are remembered as a whole; and those with a timeout, which are looked through.
 _BLOCKS_MAX: Final = 128
 _KNOWN_MAX: Final = 16
+_IN_VAIN_MAX: Final = 256
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 # Of a single hop in HTTP/1: here they make a request malformed.
 _OF_A_HOP: Final = frozenset(
@@ -194,10 +195,12 @@ class _Known(NamedTuple):
 class RequestReader:
     """Of one connection."""
 
-    __slots__ = ("_by_block", "_known", "decoder")
+    __slots__ = ("_by_block", "_in_vain", "_known", "decoder")
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        # Blocks that were remembered since one was found again.
+        self._in_vain = 0
         self._by_block: dict[bytes, tuple[Request, float | None]] = {}
         self._known: list[_Known] = []
 
@@ -210,8 +213,12 @@ class RequestReader:
                 position = len(before)
                 stop = _end_of_string(block, position)
                 if stop and block[stop:] == after:
+                    self._in_vain = 0
                     return request, block[position:stop]
-        return self._by_block.get(block)
+        known = self._by_block.get(block)
+        if known is not None:
+            self._in_vain = 0
+        return known
 
     def read(self, block: bytes) -> tuple[Request, Timeout]:
         """MalformedRequest, HeaderFault, HeadersTooLarge."""
@@ -220,7 +227,9 @@ class RequestReader:
             return known
         fields = self.decoder.decode(block)
         parsed = parse_request(fields)
-        if not self.decoder.table_bytes:
+        # Some clients send a number of the call, or the time: their blocks never come again.
+        if not self.decoder.table_bytes and self._in_vain < _IN_VAIN_MAX:
+            self._in_vain += 1
             self._remember(block, fields, parsed)
         return parsed
 

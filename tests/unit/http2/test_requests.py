@@ -147,3 +147,24 @@ def test_a_known_block_is_read_to_its_end() -> None:
     for cut in range(1, len(block)):
         assert reader.known(block[:cut]) is None
     assert reader.known(block + encoder.encode([(b"x", b"y")])) is None
+
+
+def test_blocks_that_never_come_again_are_not_remembered_for_ever() -> None:
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    reader = RequestReader(Decoder(4_096, 1_000))
+    first = b"\x20" + encoder.encode(CALL)
+    reader.read(first)
+
+    def numbered(number: int) -> bytes:
+        return encoder.encode([*CALL, (b"x-request-id", b"%d" % number)])
+
+    for number in range(200):
+        reader.read(numbered(number))
+    assert reader.known(numbered(199)) is not None
+    # That one came again: remembering is worth it, for a while.
+    for number in range(1_000, 2_000):
+        reader.read(numbered(number))
+    assert reader.known(numbered(1_999)) is None
+    request, _ = reader.read(numbered(1_999))
+    assert request.metadata == (("x-request-id", "1999"),)
