@@ -122,5 +122,5 @@ def test_a_flooder_delays_quiet_producers_by_little(tmp_path: Path) -> None:
     with SlowDiskBroker(tmp_path / "data", *ROOM) as broker:
         rounds = asyncio.run(measure(broker.address))
     ratio = statistics.median(beside / alone for alone, beside in rounds)
-    # With one queue for all it is nine times.
-    assert ratio <= 2.5, rounds
+    # About twice, in the quiet; with one queue for all it is nine times.
+    assert ratio <= 4, rounds
