@@ -8,7 +8,7 @@ import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.message.MessageView;
 
 /** Consume TOPIC [GROUP] prints messages as they come, until Ctrl-C. */
-final class Consume {
+public final class Consume {
   private static ConsumeResult consume(MessageView message) {
     // FAILURE: it comes again later, and is a dead letter when it fails too often.
     System.out.println(

@@ -5,7 +5,7 @@ import org.apache.rocketmq.client.apis.message.Message;
 import org.apache.rocketmq.client.apis.producer.Producer;
 
 /** Send TOPIC TEXT... sends each text as a message. */
-final class Send {
+public final class Send {
   public static void main(String[] arguments) throws Exception {
     if (arguments.length < 2) {
       throw new IllegalArgumentException("usage: Send TOPIC TEXT...");
