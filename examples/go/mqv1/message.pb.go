@@ -84,7 +84,9 @@ type Message struct {
 	// Set by the broker in retry and dead-letter topics and in that of what was given up, and meaningless elsewhere.
 	Origin *Origin `protobuf:"bytes,8,opt,name=origin,proto3" json:"origin,omitempty"`
 	// In a topic with priorities: 0 is the lowest. It decides the queue, see CreateTopicRequest.
-	Priority      uint32 `protobuf:"varint,9,opt,name=priority,proto3" json:"priority,omitempty"`
+	Priority uint32 `protobuf:"varint,9,opt,name=priority,proto3" json:"priority,omitempty"`
+	// Of a message that came by RocketMQ's protocol: what its consumers are told and has no other place.
+	Rocketmq      *RocketMq `protobuf:"bytes,10,opt,name=rocketmq,proto3" json:"rocketmq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -182,6 +184,93 @@ func (x *Message) GetPriority() uint32 {
 	return 0
 }
 
+func (x *Message) GetRocketmq() *RocketMq {
+	if x != nil {
+		return x.Rocketmq
+	}
+	return nil
+}
+
+// As a client of RocketMQ sent it.
+type RocketMq struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The client's own, which stays the same for all deliveries, checks and dead letters.
+	MessageId string `protobuf:"bytes,1,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	BornHost  string `protobuf:"bytes,2,opt,name=born_host,json=bornHost,proto3" json:"born_host,omitempty"`
+	// A MessageType of that protocol.
+	MessageType uint32 `protobuf:"varint,3,opt,name=message_type,json=messageType,proto3" json:"message_type,omitempty"`
+	// Of a delayed message: when it was to be delivered.
+	DeliverAtMs   int64  `protobuf:"varint,4,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	TraceContext  string `protobuf:"bytes,5,opt,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RocketMq) Reset() {
+	*x = RocketMq{}
+	mi := &file_mq_v1_message_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RocketMq) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RocketMq) ProtoMessage() {}
+
+func (x *RocketMq) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_message_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RocketMq.ProtoReflect.Descriptor instead.
+func (*RocketMq) Descriptor() ([]byte, []int) {
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RocketMq) GetMessageId() string {
+	if x != nil {
+		return x.MessageId
+	}
+	return ""
+}
+
+func (x *RocketMq) GetBornHost() string {
+	if x != nil {
+		return x.BornHost
+	}
+	return ""
+}
+
+func (x *RocketMq) GetMessageType() uint32 {
+	if x != nil {
+		return x.MessageType
+	}
+	return 0
+}
+
+func (x *RocketMq) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+func (x *RocketMq) GetTraceContext() string {
+	if x != nil {
+		return x.TraceContext
+	}
+	return ""
+}
+
 // Where a message comes from that is delivered again, or given up, and why.
 type Origin struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -200,7 +289,7 @@ type Origin struct {
 
 func (x *Origin) Reset() {
 	*x = Origin{}
-	mi := &file_mq_v1_message_proto_msgTypes[1]
+	mi := &file_mq_v1_message_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -212,7 +301,7 @@ func (x *Origin) String() string {
 func (*Origin) ProtoMessage() {}
 
 func (x *Origin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_message_proto_msgTypes[1]
+	mi := &file_mq_v1_message_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -225,7 +314,7 @@ func (x *Origin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Origin.ProtoReflect.Descriptor instead.
 func (*Origin) Descriptor() ([]byte, []int) {
-	return file_mq_v1_message_proto_rawDescGZIP(), []int{1}
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Origin) GetTopic() string {
@@ -319,7 +408,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_mq_v1_message_proto_msgTypes[2]
+	mi := &file_mq_v1_message_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +420,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_message_proto_msgTypes[2]
+	mi := &file_mq_v1_message_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +433,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_mq_v1_message_proto_rawDescGZIP(), []int{2}
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Batch) GetTopic() string {
@@ -453,7 +542,7 @@ type Half struct {
 
 func (x *Half) Reset() {
 	*x = Half{}
-	mi := &file_mq_v1_message_proto_msgTypes[3]
+	mi := &file_mq_v1_message_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +554,7 @@ func (x *Half) String() string {
 func (*Half) ProtoMessage() {}
 
 func (x *Half) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_message_proto_msgTypes[3]
+	mi := &file_mq_v1_message_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +567,7 @@ func (x *Half) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Half.ProtoReflect.Descriptor instead.
 func (*Half) Descriptor() ([]byte, []int) {
-	return file_mq_v1_message_proto_rawDescGZIP(), []int{3}
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Half) GetProducerGroup() string {
@@ -532,7 +621,7 @@ type RawBatch struct {
 
 func (x *RawBatch) Reset() {
 	*x = RawBatch{}
-	mi := &file_mq_v1_message_proto_msgTypes[4]
+	mi := &file_mq_v1_message_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +633,7 @@ func (x *RawBatch) String() string {
 func (*RawBatch) ProtoMessage() {}
 
 func (x *RawBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_message_proto_msgTypes[4]
+	mi := &file_mq_v1_message_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +646,7 @@ func (x *RawBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawBatch.ProtoReflect.Descriptor instead.
 func (*RawBatch) Descriptor() ([]byte, []int) {
-	return file_mq_v1_message_proto_rawDescGZIP(), []int{4}
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RawBatch) GetTopic() string {
@@ -655,7 +744,7 @@ var File_mq_v1_message_proto protoreflect.FileDescriptor
 
 const file_mq_v1_message_proto_rawDesc = "" +
 	"\n" +
-	"\x13mq/v1/message.proto\x12\x05mq.v1\"\xfc\x02\n" +
+	"\x13mq/v1/message.proto\x12\x05mq.v1\"\xa9\x03\n" +
 	"\aMessage\x12\x12\n" +
 	"\x04body\x18\x01 \x01(\fR\x04body\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x12\n" +
@@ -668,10 +757,19 @@ const file_mq_v1_message_proto_rawDesc = "" +
 	"born_at_ms\x18\x06 \x01(\x03R\bbornAtMs\x124\n" +
 	"\vcompression\x18\a \x01(\x0e2\x12.mq.v1.CompressionR\vcompression\x12%\n" +
 	"\x06origin\x18\b \x01(\v2\r.mq.v1.OriginR\x06origin\x12\x1a\n" +
-	"\bpriority\x18\t \x01(\rR\bpriority\x1a=\n" +
+	"\bpriority\x18\t \x01(\rR\bpriority\x12+\n" +
+	"\brocketmq\x18\n" +
+	" \x01(\v2\x0f.mq.v1.RocketMqR\brocketmq\x1a=\n" +
 	"\x0fPropertiesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x01\n" +
+	"\bRocketMq\x12\x1d\n" +
+	"\n" +
+	"message_id\x18\x01 \x01(\tR\tmessageId\x12\x1b\n" +
+	"\tborn_host\x18\x02 \x01(\tR\bbornHost\x12!\n" +
+	"\fmessage_type\x18\x03 \x01(\rR\vmessageType\x12\"\n" +
+	"\rdeliver_at_ms\x18\x04 \x01(\x03R\vdeliverAtMs\x12#\n" +
+	"\rtrace_context\x18\x05 \x01(\tR\ftraceContext\"\xd1\x01\n" +
 	"\x06Origin\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
@@ -746,27 +844,29 @@ func file_mq_v1_message_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_message_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_mq_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_mq_v1_message_proto_goTypes = []any{
 	(Compression)(0), // 0: mq.v1.Compression
 	(*Message)(nil),  // 1: mq.v1.Message
-	(*Origin)(nil),   // 2: mq.v1.Origin
-	(*Batch)(nil),    // 3: mq.v1.Batch
-	(*Half)(nil),     // 4: mq.v1.Half
-	(*RawBatch)(nil), // 5: mq.v1.RawBatch
-	nil,              // 6: mq.v1.Message.PropertiesEntry
+	(*RocketMq)(nil), // 2: mq.v1.RocketMq
+	(*Origin)(nil),   // 3: mq.v1.Origin
+	(*Batch)(nil),    // 4: mq.v1.Batch
+	(*Half)(nil),     // 5: mq.v1.Half
+	(*RawBatch)(nil), // 6: mq.v1.RawBatch
+	nil,              // 7: mq.v1.Message.PropertiesEntry
 }
 var file_mq_v1_message_proto_depIdxs = []int32{
-	6, // 0: mq.v1.Message.properties:type_name -> mq.v1.Message.PropertiesEntry
+	7, // 0: mq.v1.Message.properties:type_name -> mq.v1.Message.PropertiesEntry
 	0, // 1: mq.v1.Message.compression:type_name -> mq.v1.Compression
-	2, // 2: mq.v1.Message.origin:type_name -> mq.v1.Origin
-	4, // 3: mq.v1.Batch.half:type_name -> mq.v1.Half
-	1, // 4: mq.v1.Batch.messages:type_name -> mq.v1.Message
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	3, // 2: mq.v1.Message.origin:type_name -> mq.v1.Origin
+	2, // 3: mq.v1.Message.rocketmq:type_name -> mq.v1.RocketMq
+	5, // 4: mq.v1.Batch.half:type_name -> mq.v1.Half
+	1, // 5: mq.v1.Batch.messages:type_name -> mq.v1.Message
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_message_proto_init() }
@@ -774,14 +874,14 @@ func file_mq_v1_message_proto_init() {
 	if File_mq_v1_message_proto != nil {
 		return
 	}
-	file_mq_v1_message_proto_msgTypes[4].OneofWrappers = []any{}
+	file_mq_v1_message_proto_msgTypes[5].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_message_proto_rawDesc), len(file_mq_v1_message_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -79,13 +79,18 @@ def first_admin(path: str) -> FirstAdmin:
     return FirstAdmin(name, None, secret)
 
 
+def _without_line_end(key: bytes) -> bytes:
+    """A text may end with a line; of random bytes, each one counts."""
+    return key.strip() if key.isascii() else key
+
+
 def secret_box(path: str) -> SecretBox | None:
     """None: there is no file, and nothing can be encrypted."""
     option = "auth.secret_key_file"
     if not path:
         return None
     try:
-        return SecretBox(read_private(option, path).strip())
+        return SecretBox(_without_line_end(read_private(option, path)))
     except ValueError as error:
         raise IllegalConfig(f"{option}: {path!r}: {error}") from None
 

@@ -105,3 +105,10 @@ def test_a_key_that_encrypts_is_long(tmp_path: Path) -> None:
     assert same.opened(box.sealed(b"secret", "a"), "a") == b"secret"
     with pytest.raises(IllegalConfig, match="at least 32"):
         secret_box(write(tmp_path / "short", "short"))
+
+
+def test_every_byte_of_a_random_key_counts(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(200, 231)) + b"\n")
+    path.chmod(0o600)
+    assert secret_box(str(path)) is not None
