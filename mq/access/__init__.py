@@ -1,1 +1,1 @@
-"""Who may do what: keys, passwords and policies as values, without a clock, a log or a socket."""
+"""Access as values: keys, passwords and policies, without a clock, a log or a socket."""

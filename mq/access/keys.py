@@ -46,7 +46,7 @@ def parse(text: str) -> ApiKey | None:
 
 
 def digest(secret: str) -> bytes:
-    """What is stored."""
+    """The stored form of a secret."""
     return hashlib.sha256(secret.encode()).digest()
 
 

@@ -66,7 +66,7 @@ class SecretBox:
 
 
 class Signed(NamedTuple):
-    """What an authorization of RocketMQ says."""
+    """The parts of an authorization of RocketMQ."""
 
     access_key: str
     # Upper-case hex.

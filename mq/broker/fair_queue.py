@@ -1,4 +1,4 @@
-"""Who is next where all have to wait: deficit round robin over owners.
+"""The order in which owners get room while all wait: deficit round robin.
 
 Owners that wait take turns, each for up to a quantum of bytes; what an owner could not use, because
 its next piece is larger, it keeps for its next turn. So each owner gets the same share of bytes,

@@ -573,7 +573,7 @@ class NamespacedContext:
         return made is not None and self._context.try_write(made)
 
     def reply(self, message: bytes) -> None:
-        raise NotImplementedError("a stream has no one answer")
+        raise TypeError("a stream has more than one answer")
 
     def finish(
         self, code: Status, text: str = "", metadata: Sequence[tuple[str, str | bytes]] = ()

@@ -155,7 +155,7 @@ class AuditTrail:
             self.unrecorded_total += 1
             return
         self._begin_minute()
-        # Callers that nobody knows are told apart by where they come from.
+        # Unknown callers are told apart by their addresses.
         key = by.user or by.address, action, resource
         if key in self._denied or len(self._denied) >= _DENIALS_MAX:
             self._left_out += 1

@@ -82,7 +82,7 @@ class ChangeRequest(NamedTuple):
 
 
 class PlannedChange(NamedTuple):
-    """What is written; nothing, if all of it is so already."""
+    """The changes of an entry and their records; none, if all of it is so already."""
 
     changes: list[AccessChange]
     records: list[Record]
@@ -206,7 +206,7 @@ class _Draft:
         self._make(normal, self._internal or kind)
 
     def check_superusers(self, before: Access) -> None:
-        """Nobody could undo it."""
+        """Raises IllegalRequest if no superuser could come in afterwards, to undo it."""
         if before.has_superuser() and not self.access.has_superuser():
             raise IllegalRequest(
                 f"the last {SUPERUSER} with a key or a password stays: give another user that "
@@ -419,7 +419,7 @@ def _check_time(what: str, value: int) -> None:
 
 
 def _record_of(access: Access, change: AccessChange) -> Any:
-    """What the change is about, as it stands; None: there is nothing."""
+    """The record that the change is about, as it stands; None: there is none."""
     kind = change.WhichOneof("kind") or ""
     record = getattr(change, kind)
     match kind.partition("_")[2]:

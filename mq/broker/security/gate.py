@@ -82,7 +82,7 @@ class Principal:
 
 # The caller while authentication is off.
 EVERYBODY: Final = Principal(is_superuser=True)
-# The caller of a method that is open to all, whoever it is.
+# The caller of a method that is open to all: its identity is not looked at.
 ANYBODY: Final = Principal()
 _SUPERUSER_RULING: Final = Ruling(is_allowed=True)
 _OUTSIDE_RULING: Final = Ruling(is_allowed=False)
@@ -401,7 +401,7 @@ class Gate:
         if ruling is None:
             reason = f"{resource} is for superusers"
         elif ruling is _OUTSIDE_RULING:
-            # Names of other namespaces are for nobody in this one.
+            # The text must not name what other namespaces have.
             reason = f"this is not in namespace {principal.namespace}"
         elif ruling.policy is None:
             reason = f"no policy allows {who} to {action} {resource}"
