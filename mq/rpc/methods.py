@@ -146,7 +146,10 @@ class Dispatcher(NamedTuple):
         served = self._unary(name, method, read, is_external=is_external)
         if method.begin is None:
             return served
-        begin = self._checked_begin(method, read, method.begin)
+        if self.gate.is_off:
+            begin = self._unchecked_begin(method.begin)
+        else:
+            begin = self._checked_begin(method, read, method.begin)
         return UnaryHandler(self._begun(name, begin, served.serve, is_external))
 
     # -- callers ----------------------------------------------------------------------------------
@@ -208,9 +211,6 @@ class Dispatcher(NamedTuple):
     ) -> Callable[..., bool]:
         rule = method.rule
 
-        def unchecked(data: bytes, context: Context, answer: Answer) -> bool:
-            return not self._anybody(context).namespace and begin(data, context, answer)
-
         def checked(data: bytes, context: Context, answer: Answer) -> bool:
             caller = self._caller(context)
             if caller.namespace:
@@ -232,9 +232,16 @@ class Dispatcher(NamedTuple):
 
             return checked(data, context, answer_checked)
 
-        if self.gate.is_off:
-            return unchecked
         return checked_twice if method.waits else checked
+
+    def _unchecked_begin(self, begin: Callable[..., bool]) -> Callable[..., bool]:
+        def unchecked(data: bytes, context: Context, answer: Answer) -> bool:
+            caller: Principal | None = context.caller
+            if caller is None:
+                caller = self._anybody(context)
+            return not caller.namespace and begin(data, context, answer)
+
+        return unchecked
 
     # -- calls ------------------------------------------------------------------------------------
 
