@@ -287,8 +287,10 @@ class Bench:
                 limits = {"group": f"{name}-{at}"}
                 if what == "consume":
                     limits["bytes_max"] = str(_BACKLOG_BYTES)
-                measured[0].append(generate(what, ours.address, **load, **limits, **flags))
-                measured[1].append(generate(what, theirs.address, **load, **limits))
+                turns = [(measured[0], ours, flags), (measured[1], theirs, {})]
+                # The second one of a round finds the machine in another state than the first.
+                for found, broker, more in reversed(turns) if at % 2 else turns:
+                    found.append(generate(what, broker.address, **load, **limits, **more))
                 self._say(f"{what}, {name}", measured[0][-1], measured[1][-1])
             self._keep(f"{what}_{name}", measured[0])
             self._ratio(f"{what}_{name}", *measured)

@@ -1,4 +1,4 @@
-"""What the commands about users, keys, policies, quotas and namespaces share: reading what the
+"""Shared by the commands about users, keys, policies, quotas and namespaces: reading what the
 broker sets have, with a word on those that differ; what a change is called; passwords.
 """
 

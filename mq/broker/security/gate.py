@@ -496,5 +496,5 @@ class Gate:
 
 
 def _is_inside(namespace: str, resource: Resource) -> bool:
-    """What belongs to the cluster belongs to no namespace: policies decide."""
+    """Resources of the cluster are in no namespace: policies decide."""
     return resource.kind == Kind.CLUSTER or names.namespace_of(resource.name) == namespace

@@ -96,7 +96,7 @@ def secret_box(path: str) -> SecretBox | None:
 
 
 class BrokerKeys(NamedTuple):
-    """What a broker needs of them."""
+    """The secrets of these files that a broker needs."""
 
     # None: there are no secrets to encrypt.
     box: SecretBox | None = None

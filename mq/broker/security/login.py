@@ -71,7 +71,7 @@ class Buckets:
 
 
 class LoginCaller(NamedTuple):
-    """Who it is afterwards; of a login that fails, nobody."""
+    """The caller after a login; without a user if it failed."""
 
     user: str
     credential: str
@@ -169,7 +169,7 @@ class Logins:
 
 
 def _network(address: str) -> str:
-    """Whoever has one IPv6 address has a /64 of them."""
+    """An IPv6 client usually has a whole /64: it counts as one address."""
     try:
         found = ip_address(address)
     except ValueError:

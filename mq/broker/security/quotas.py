@@ -81,7 +81,7 @@ class Bucket:
 
 
 class _Room:
-    """What is left below a limit. Counted now and then; in between, what was let in is deducted."""
+    """The rest below a limit. Counted now and then; in between, admitted amounts are deducted."""
 
     __slots__ = ("_counted_ms", "_left", "_limit")
 

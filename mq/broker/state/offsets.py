@@ -73,7 +73,7 @@ class Offsets:
             del self._locks[group]
 
     def put(self, settings: PutGroup) -> None:
-        """What is left out stays as it is."""
+        """Settings that are left out stay as they are."""
         known = self._settings.get(settings.group)
         if known is not None:
             merged = PutGroup()

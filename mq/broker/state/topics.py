@@ -157,7 +157,7 @@ class Topics:
             self._delayed.pop(name, None)
 
     def none_is_delayed(self) -> None:
-        """What was lost on its way is not counted for ever."""
+        """Counts anew: messages that were lost on the way do not count for ever."""
         self._delayed.clear()
 
     def begin_counting(self, states: Iterable[TopicState]) -> None:
