@@ -32,8 +32,15 @@ def security_variables(broker: BrokerConfig) -> dict[str, str]:
     return {CLIENT_VARIABLES["tls"]: "yes"}
 
 
-def first_steps(addresses: str, command: str, variables: Mapping[str, str] | None = None) -> str:
-    """Next steps after starting brokers at these addresses, for clients with these variables."""
+def first_steps(
+    addresses: str,
+    command: str,
+    variables: Mapping[str, str] | None = None,
+    console: str = "",
+) -> str:
+    """Next steps after starting brokers at these addresses, for clients with these variables, with
+    a console at this URL.
+    """
     defaults = BrokerConfig()
     lines = [f"Clients connect to {addresses}. In another terminal:"]
     if addresses != f"{defaults.host}:{defaults.port}":
@@ -44,6 +51,7 @@ def first_steps(addresses: str, command: str, variables: Mapping[str, str] | Non
         f"  {command} produce greetings hello",
         f"  {command} consume greetings --follow",
         f"  {command} cluster status",
+        *([f"In a browser: {console}"] if console else []),
         "Ctrl-C here ends it.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Memory of this process: the allocator's large buffers, and the cycle collector.
+"""Memory of this process: the allocator's large buffers, the cycle collector, and its end.
 
 Batches of hundreds of KiB come and go thousands of times a second. By default glibc gives each one
 back to the kernel, and the next one is paid for again, page by page: more than the broker's own
@@ -8,6 +8,7 @@ work. Kept, they are used again; the limits on what is in flight bound how much 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import sys
 
@@ -26,6 +27,11 @@ def collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """The process gets no more, from its allocator or, as for a map of a file, from the kernel."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def keep_freed_memory() -> bool:

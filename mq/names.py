@@ -43,7 +43,9 @@ OUTSIDE_TOPIC = "!"
 _COMPARED_MAX, _LIKELY_MAX, _SIMILAR_MAX, _SIMILAR_RATIO = 4_000, 10, 3, 0.65
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
-_NAME = re.compile(rf"[A-Za-z0-9%|_-]{{1,{NAME_CHARACTERS_MAX}}}")
+# A dot at the end would be that of a sentence, one at the start would hide a directory.
+_NAME = re.compile(rf"(?!\.|.*%\.)[A-Za-z0-9%|_.-]{{1,{NAME_CHARACTERS_MAX}}}(?<!\.)")
+_LEGAL = f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and .%|_-, no dot first or last"
 
 # What a filter can ask for: no spaces, which surround tags there, no |, which stands between them,
 # and not the *, which is all of them. A filter has at most so many characters.
@@ -53,7 +55,7 @@ _TAG = re.compile(rf"(?!\*\Z)[^\s|]{{0,{TAG_CHARACTERS_MAX}}}")
 
 @functools.lru_cache(maxsize=65_536)
 def is_legal_name(name: str) -> bool:
-    """Letters, digits and %|_- only, 1 to 127 of them."""
+    """Letters, digits and .%|_- only, 1 to 127 of them, without a dot first or last."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -67,10 +69,7 @@ def check_topic(topic: str) -> None:
     if len(name) > NAME_CHARACTERS_MAX or not is_legal_name(name):
         if topic == OUTSIDE_TOPIC:
             raise IllegalTopic(_OUTSIDE)
-        raise IllegalTopic(
-            f"topic {topic[:200]!r} is not legal: "
-            f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
-        )
+        raise IllegalTopic(f"topic {topic[:200]!r} is not legal: {_LEGAL}")
 
 
 def similar_names(name: str, known: Iterable[str]) -> list[str]:
@@ -108,10 +107,7 @@ def _pairs(name: str) -> set[str]:
 def check_group(group: str) -> None:
     """Raises IllegalGroup unless consumers may form a group of this name."""
     if len(group) > NAME_CHARACTERS_MAX or not is_legal_name(group) or group.startswith("%"):
-        raise IllegalGroup(
-            f"group {group[:200]!r} is not legal: "
-            f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-, and no % at the start"
-        )
+        raise IllegalGroup(f"group {group[:200]!r} is not legal: {_LEGAL}, and no % at the start")
 
 
 # -- namespaces -----------------------------------------------------------------------------------
@@ -159,7 +155,7 @@ def _full(namespace: str, name: str, error: type[IllegalTopic | IllegalGroup]) -
     if len(name) > characters_max:
         raise error(
             f"{name[:200]!r} is not legal: a name in namespace {namespace} has 1 to "
-            f"{characters_max} of letters, digits and |_-"
+            f"{characters_max} of letters, digits and .|_-, no dot first or last"
         )
     return f"{namespace}%{name}" if name else ""
 

@@ -13,13 +13,10 @@ from msgspec import Meta
 KIB, MIB, GIB, EIB = 1 << 10, 1 << 20, 1 << 30, 1 << 60
 
 # `extra` carries what msgspec does not know: how to say what is legal, a metavar, a second flag.
-_Name = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z0-9_-]{1,127}\Z",
-        extra={"legal": "1 to 127 of letters, digits, _ and -", "metavar": "NAME"},
-    ),
-]
+_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,127}\Z"
+_NAME_EXTRA = {"legal": "1 to 127 of letters, digits, _ and -", "metavar": "NAME"}
+_Name = Annotated[str, Meta(pattern=_NAME_PATTERN, extra=_NAME_EXTRA)]
+_NodeName = Annotated[str, Meta(pattern=_NAME_PATTERN, extra={**_NAME_EXTRA, "flag": "--node-id"})]
 # Control characters and undecodable bytes could be neither logged nor written back as TOML.
 _Directory = Annotated[
     str,
@@ -45,7 +42,7 @@ class NodeConfig(_Section, frozen=True, kw_only=True):
     broker_set: Annotated[_Name, Meta(description="Broker set: the nodes that share one log.")] = (
         "set-0"
     )
-    node: Annotated[_Name, Meta(description="This node's name, unique in its broker set.")] = (
+    node: Annotated[_NodeName, Meta(description="This node's name, unique in its broker set.")] = (
         "node-0"
     )
     data: Annotated[
@@ -248,6 +245,13 @@ class MetricsConfig(_Section, frozen=True, kw_only=True):
     ] = "off"
 
 
+class ConsoleConfig(_Section, frozen=True, kw_only=True):
+    port: Annotated[
+        _Port, Meta(description="Port of a web console that runs beside the broker; 0: none.")
+    ] = 0
+    host: Annotated[_Host, Meta(description="Where browsers connect.")] = "127.0.0.1"
+
+
 class StoreConfig(_Section, frozen=True, kw_only=True):
     segment_bytes: Annotated[
         int,
@@ -375,6 +379,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     auth: AuthConfig = AuthConfig()
     transactions: TransactionsConfig = TransactionsConfig()
     metrics: MetricsConfig = MetricsConfig()
+    console: ConsoleConfig = ConsoleConfig()
     store: StoreConfig = StoreConfig()
     raft: RaftConfig = RaftConfig()
     retention: RetentionConfig = RetentionConfig()

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from mq import descriptors, hints, memory
 from mq.admin.bootstrap import Bootstrap
 from mq.admin.certificates import CertificateWatch
+from mq.admin.console_process import ConsoleProcess
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
@@ -32,12 +33,12 @@ from mq.broker.security.key_files import BrokerKeys, ClusterKeys, secret_box
 from mq.broker.state.held_replay import LaneReplay
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
+from mq.cli.ports import is_free
 from mq.clock import Clock, SystemClock
 from mq.config import Config
 from mq.errors import DiskFull, IllegalConfig, MqError
 from mq.logging import get_logger
 from mq.raft import settings as raft_settings
-from mq.raft.contracts import Role
 from mq.raft.handshake import Presence
 from mq.raft.node import Disk
 from mq.raft.node import Node as RaftNode
@@ -114,8 +115,7 @@ class _Consensus:
 
     @property
     def leading_term(self) -> int:
-        leadership = self._raft.leadership
-        return leadership.term if leadership.role == Role.LEADER else 0
+        return self._raft.leading_term
 
     @property
     def leading(self) -> Leading:
@@ -146,9 +146,10 @@ class _Consensus:
 
 class Server:
     def __init__(self, config: Config, clock: Clock) -> None:
-        self._settings = BrokerSettings(config)
+        self._settings = BrokerSettings(config, time.monotonic)
         self._clock = clock
         self._is_up = False
+        self._has_console = False
         self._certificates: CertificateWatch | None = None
 
     @property
@@ -201,7 +202,15 @@ class Server:
             limit = self._connections_max()
             rpc = RpcServer(broker, identity, control, metrics.observe, limit, tls)
             scrubber = self._scrubber(store)
-            metrics.watch(broker, raft.status, rpc.connections, scrubber, certificates)
+            metrics.watch(
+                broker,
+                raft.status,
+                rpc.connections,
+                scrubber,
+                certificates,
+                lambda: raft.is_ready and raft.status().is_voter,
+            )
+            stack.callback(metrics.stop_watching)
             options = self._config.broker
             port = rpc.bind(options.host, options.port)
             address = options.advertised or f"{_reachable(options.host)}:{port}"
@@ -221,6 +230,7 @@ class Server:
             for one in (*work, self._certificates.run(), _scrub(scrubber)):
                 stack.callback(asyncio.create_task(one).cancel)
             metrics_port = self._serve_metrics(metrics, tls.metrics, stack)
+            self._start_console(address, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
 
     def _open_disk(
@@ -281,6 +291,33 @@ class Server:
         port = metrics.start(options.host, options.port, tls.context if tls is not None else None)
         stack.push_async_callback(asyncio.to_thread, metrics.stop)
         return port
+
+    def _start_console(self, address: str, stack: contextlib.AsyncExitStack) -> None:
+        options = self._config.console
+        if not options.port:
+            return
+        # The console itself waits for the port: that of a broker that was killed may be ending.
+        self._has_console = is_free(options.host, options.port)
+        if not self._has_console:
+            log.warning(
+                "the port of the console is taken: --console-port can name another",
+                host=options.host,
+                port=options.port,
+            )
+        process = ConsoleProcess(
+            address,
+            options.host,
+            options.port,
+            is_open=self._config.auth.open == "yes",
+            environment=hints.security_variables(self._config.broker),
+        )
+        task = asyncio.create_task(process.run())
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        stack.push_async_callback(end)
 
     async def _serve(self, parts: Parts, stop: asyncio.Event) -> None:
         work: list[Awaitable[object]] = [
@@ -351,7 +388,9 @@ class Server:
         )
         if sys.stderr.isatty():
             security = hints.security_variables(self._config.broker)
-            sys.stderr.write(hints.first_steps(parts.address, hints.program(), security))
+            console = self._config.console
+            url = f"http://{_reachable(console.host)}:{console.port}" if self._has_console else ""
+            sys.stderr.write(hints.first_steps(parts.address, hints.program(), security, url))
 
     async def _do_housekeeping(self, parts: Parts) -> None:
         """Checkpoints when they are due, retention at its interval, for ever."""
@@ -379,10 +418,10 @@ class Server:
                     await broker.carry(staying)
             except MqError as error:
                 log.warning("segments stay, for messages that wait in them", error=str(error))
-        # Before segments go, what stays is synced: not on the loop.
-        await asyncio.to_thread(store.log.sync)
         dropped = store.retain(policy, self._clock.now_ms(), broker.needs_log_before)
         broker.on_dropped(dropped.moved)
+        # Also what a failed attempt has left.
+        await asyncio.to_thread(store.log.remove_released)
 
     def _policy(self) -> Policy:
         retention = self._config.retention

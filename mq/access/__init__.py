@@ -1,1 +1,3 @@
-"""Access as values: keys, passwords and policies, without a clock, a log or a socket."""
+"""Access as values: keys, passwords, policies, and what broker sets have of users, without a clock,
+a log or a socket.
+"""

@@ -155,11 +155,13 @@ def parse(text: str) -> Policy:
     if kind not in _KINDS:
         raise IllegalPolicy(f"{kind[:50]!r} is none of {', '.join(Kind)}: a policy is {_FORM}")
     literal = pattern.removesuffix("*")
-    if (literal and not names.is_legal_name(literal[: names.NAME_CHARACTERS_MAX + 1])) or (
+    # A prefix may end with a dot: `orders.*`.
+    name = literal if literal == pattern else literal.removesuffix(".")
+    if (literal and not names.is_legal_name(name[: names.NAME_CHARACTERS_MAX + 1])) or (
         literal.startswith("%") and kind != Kind.CLUSTER
     ):
         raise IllegalPolicy(
-            f"{pattern[:200]!r} is no name or prefix of a {kind}: letters, digits and %|_-, and * "
+            f"{pattern[:200]!r} is no name or prefix of a {kind}: letters, digits and .%|_-, and * "
             "at the end alone; retries and dead letters belong to their group"
         )
     return Policy(effect == "allow", _actions(actions), Kind(kind), pattern, _network(network))

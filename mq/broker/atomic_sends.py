@@ -9,15 +9,19 @@ refused.
 
 Numbers of batches only answer the same request again. They do not tell work that was done twice:
 two members cut the same messages into different batches.
+
+Messages that failed too often are given up the same way: their copies among the group's dead
+letters are one more batch of the atom.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mq.broker.attribution import Actor, Attribution
 from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.consumer.commits import Commits, Positions
 from mq.broker.consumer.groups import Groups
@@ -25,6 +29,9 @@ from mq.broker.core import Core
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.queue import Queue
 from mq.broker.receive.service import ReceiveService
+from mq.broker.retry.origins import batch_of
+from mq.broker.retry.retries import attempts_before, failed_copy
+from mq.broker.retry.retrying import MessagePosition, log_ranges, read_messages
 from mq.broker.state.dedup import Producers, StoredAt
 from mq.broker.state.machine import ProposedEntry
 from mq.errors import (
@@ -36,9 +43,10 @@ from mq.errors import (
     MqError,
     TopicNotFound,
 )
-from mq.names import check_group
+from mq.names import check_group, dead_letter_topic
 from mq.store.batch import Batch
 from mq.wire.v1.consumer_pb2 import Handle, QueuePosition
+from mq.wire.v1.producer_pb2 import DeadLetterBatch
 from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
 
 # Atomic sends of one turn share an entry up to this size.
@@ -46,6 +54,8 @@ _GROUP_BYTES = 1 << 20
 BATCHES_MAX = 1_000
 # Overhead of a batch in its entry, and of the command.
 _HEAD_BYTES = 8
+# Of the number of a member.
+_ACTOR_BYTES = 8
 
 
 class WorkStart(NamedTuple):
@@ -73,6 +83,8 @@ class AtomicSend:
     member_id: str = ""
     positions: Mapping[Queue, int] = field(default_factory=dict)
     starts: Mapping[Queue, WorkStart] = field(default_factory=dict)
+    # That of the batches which the broker itself has made.
+    letters: Batch | None = None
 
     @property
     def keys(self) -> list[tuple[str, int]]:
@@ -87,7 +99,8 @@ class AtomicSend:
 
     def entry_bytes(self) -> int:
         """Upper bound of its size in an entry."""
-        commit_bytes = self.commit().ByteSize() + 2 * _HEAD_BYTES if self.positions else 0
+        overhead_bytes = 2 * _HEAD_BYTES + _ACTOR_BYTES
+        commit_bytes = self.commit().ByteSize() + overhead_bytes if self.positions else 0
         return commit_bytes + sum(len(batch.data) + _HEAD_BYTES for batch in self.batches)
 
 
@@ -110,9 +123,14 @@ class _AtomicTurn:
         self.size_bytes += atom.entry_bytes()
         return answer
 
-    def entry(self) -> ProposedEntry:
+    def entry(self, attribution: Attribution) -> ProposedEntry:
         batches = [batch for atom, _ in self.accepted for batch in atom.batches]
-        commits = [atom.commit() for atom, _ in self.accepted if atom.positions]
+        commits = []
+        for atom, _ in self.accepted:
+            if atom.positions:
+                commits.append(atom.commit())
+                member = Actor(group=atom.group, member_id=atom.member_id)
+                commits[-1].actors.extend(attribution.numbers([member]))
         command = Command(commit_positions=CommitPositions(groups=commits)) if commits else None
         return ProposedEntry(batches, command)
 
@@ -151,6 +169,7 @@ class AtomicSends:
         handles: Sequence[Handle] = (),
         *,
         starts: Mapping[Queue, WorkStart] | None = None,
+        dead_letters: DeadLetterBatch | None = None,
     ) -> list[StoredAt]:
         """Returns the places of the batches; all of it is durable when this returns.
 
@@ -160,6 +179,8 @@ class AtomicSends:
         """
         self._core.leadership.check()
         atom = AtomicSend(batches, group, member_id, positions or {}, starts or {})
+        if dead_letters is not None:
+            atom = await self._with_letters(atom, dead_letters)
         _check(atom, handles)
         _check_batches(atom)
         size_bytes = atom.entry_bytes()
@@ -180,6 +201,30 @@ class AtomicSends:
             return await self._send(atom, handles)
         finally:
             self._waiting_bytes -= size_bytes
+
+    async def _with_letters(self, atom: AtomicSend, wanted: DeadLetterBatch) -> AtomicSend:
+        """With copies of these messages, which are done by it. MessageTooLarge."""
+        check_group(atom.group)
+        config, positions = self._core.settings.config, dict(atom.positions)
+        failed = {MessagePosition.of(one): one for one in wanted.messages}
+        for queue, queue_offset in failed:
+            positions[queue] = max(positions.get(queue, 0), queue_offset + 1)
+        topic = dead_letter_topic(atom.group)
+        if topic not in self._core.state.topics:
+            await self._core.catalog.ensure_internal(topic)
+        await self._core.page_in.load(log_ranges(self._core.store, failed))
+        copies = []
+        for message in read_messages(self._core.store, failed, self._entry_bytes_max):
+            queue = Queue(message.topic, message.queue_id)
+            one = failed[MessagePosition(queue, message.queue_offset)]
+            attempts = max(1, one.attempts) + attempts_before(atom.group, message)
+            copies.append(failed_copy(message, config.node.broker_set, attempts, one.reason))
+        if not copies:
+            return replace(atom, positions=positions)
+        number = {"producer_id": wanted.producer_id, "sequence": wanted.sequence}
+        letters = batch_of(topic, 0, copies, **number)
+        batches = [*atom.batches, letters]
+        return replace(atom, batches=batches, positions=positions, letters=letters)
 
     async def _send(self, atom: AtomicSend, handles: Sequence[Handle]) -> list[StoredAt]:
         if handles:
@@ -206,7 +251,7 @@ class AtomicSends:
                 turn.answers.append(error)
         if not turn.accepted:
             return TurnDecision(turn.answers)
-        entry = turn.entry()
+        entry = turn.entry(self._core.writer.attribution)
         slots = [self._publisher.begin(batch) for batch in entry.batches]
         self._commits.begin_elsewhere(turn.positions)
 
@@ -227,7 +272,10 @@ class AtomicSends:
         if self._commits.is_pending(atom.group, atom.positions):
             return None
         for batch in atom.batches:
-            self._publisher.check_new(batch)
+            if batch is atom.letters:
+                self._publisher.check_new_number(batch)
+            else:
+                self._publisher.check_new(batch)
         if atom.positions:
             self._groups.check_commit(atom.group, atom.member_id, atom.positions)
             if not atom.batches and self._is_there(atom, turn):

@@ -11,7 +11,9 @@ from functools import partial
 from mq import names
 from mq.broker import held
 from mq.broker.atomic_sends import AtomicSends
+from mq.broker.attribution import Actor, Attribution
 from mq.broker.catalog import Catalog
+from mq.broker.commit_window import CommitWindow
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.groups import Groups
@@ -25,6 +27,7 @@ from mq.broker.directory import Directory
 from mq.broker.joined_sends import JoinedSends
 from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
+from mq.broker.page_in import PageIn
 from mq.broker.publishing import Admit, Publisher, Slot
 from mq.broker.queue import Queue
 from mq.broker.receive.service import ReceiveService
@@ -38,6 +41,7 @@ from mq.broker.security.key_files import BrokerKeys
 from mq.broker.security.login import Logins
 from mq.broker.security.quotas import Quotas
 from mq.broker.state.machine import AppliedEntry, Machine
+from mq.broker.tracing.traces import Traces
 from mq.broker.transaction.transacting import Transacting
 from mq.broker.writing import EntryWriter
 from mq.errors import MqError, NodeStopped, QueueDamaged, Rebuilding, TopicNotFound
@@ -78,7 +82,13 @@ class Broker:
         # Parts of the state machine that are called for each entry.
         self.check_writable, self.appended = self.store.check_writable, machine.appended
         self.consensus = consensus
-        self.writer = EntryWriter(consensus)
+        self.writer = EntryWriter(
+            consensus,
+            Attribution(
+                lambda: consensus.leading_term, lambda: self.store.log.last_checkpoint_index
+            ),
+            settings.config.store.entry_bytes_max,
+        )
         self.now_ms = now_ms
         # Monotonic clock, for time-outs.
         self.steady_ms = _steady_ms
@@ -88,6 +98,7 @@ class Broker:
         self._make_security(keys or BrokerKeys())
         self.quotas = Quotas(self.state, machine.stored_bytes, self.steady_ms)
         self.directory = self._make_directory(random_number)
+        self.page_in = PageIn(machine.store.log)
         self._make_publishing()
         self._make_consuming()
         self._make_services(
@@ -99,6 +110,7 @@ class Broker:
                 self.catalog,
                 self.arrivals,
                 self.audit,
+                self.page_in,
                 now_ms,
                 random_number,
             )
@@ -120,13 +132,14 @@ class Broker:
             self.directory.elsewhere,
             default_queues=config.broker.default_queues,
         )
+        steady_s = self.settings.steady_s or asyncio.get_running_loop().time
         self.publisher = Publisher(
             self.writer,
             self.machine,
             self.leadership,
             self.catalog,
             resolve=self._resolve,
-            in_flight_bytes_max=config.broker.in_flight_bytes,
+            window=CommitWindow(config.broker.in_flight_bytes, steady_s),
             entry_bytes_max=config.store.entry_bytes_max,
         )
         self.joined_sends = JoinedSends(
@@ -199,6 +212,7 @@ class Broker:
         self.retrying = Retrying(core, self.groups, self.commits)
         self.receiving = ReceiveService(core, self.groups, self.puller)
         self.dead_letters = DeadLetters(core)
+        self.traces = Traces(self.machine, self.settings.config.node.broker_set, core.random_number)
         self.atomic_sends = AtomicSends(
             core, self.publisher, self.groups, self.commits, self.receiving
         )
@@ -213,20 +227,35 @@ class Broker:
         """Of batches of a user, by its quotas; None: there are none."""
         return partial(self.quotas.publish_batch, user) if self.quotas.is_limiting else None
 
-    async def submit(self, batch: Batch, *, user: str = "", tells_appended: bool = False) -> Slot:
+    async def submit(
+        self,
+        batch: Batch,
+        *,
+        user: str = "",
+        owner: str = "",
+        tells_appended: bool = False,
+        sender: Actor | None = None,
+    ) -> Slot:
         """As `Publisher.submit`, within the quotas of the user; creates the topic where that is
         allowed.
         """
-        admit = self.admission(user)
+        submit = partial(
+            self.publisher.submit,
+            batch,
+            tells_appended=tells_appended,
+            admit=self.admission(user),
+            owner=owner,
+            sender=sender,
+        )
         try:
-            return self.publisher.submit(batch, tells_appended=tells_appended, admit=admit)
+            return submit()
         except TopicNotFound:
             if not self.settings.creates_topics:
                 raise
-        await self._until_sets_known()
+        await self.until_sets_known()
         self.directory.check_nowhere_else(batch.topic)
         await self.catalog.ensure([batch.topic])
-        return self.publisher.submit(batch, tells_appended=tells_appended, admit=admit)
+        return submit()
 
     async def on_leader(self, slot: Slot) -> None:
         """Returns when the leader has the batch in its log, on disk unless flush is async."""
@@ -342,11 +371,11 @@ class Broker:
             return
         for name in wanted:
             names.check_topic(name)
-        await self._until_sets_known()
+        await self.until_sets_known()
         missing = [name for name in wanted if not self.directory.topic(name)]
         await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
 
-    async def _until_sets_known(self) -> None:
+    async def until_sets_known(self) -> None:
         """A broker that has just started asks the other sets first whether they have a topic that
         seems to be missing; a set that does not answer delays it only for a while.
         """
@@ -358,7 +387,7 @@ class Broker:
     def applied_index(self) -> int:
         return self.store.applied_index
 
-    def checkpoint_payload(self) -> bytes:
+    def checkpoint_payload(self) -> list[bytes]:
         return self.store.checkpoint_payload()
 
     def forget(self, from_index: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from mq.broker.catalog import Catalog
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.leading import Leadership
+from mq.broker.page_in import PageIn
 from mq.broker.security.audit import AuditTrail
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
@@ -29,6 +30,8 @@ class BrokerSettings:
     """The configuration as it is now: some of it may change while the node runs."""
 
     config: Config
+    # Monotonic clock for times below a millisecond; None: that of the loop.
+    steady_s: Callable[[], float] | None = None
 
     @property
     def creates_topics(self) -> bool:
@@ -48,6 +51,7 @@ class Core:
     catalog: Catalog
     arrivals: Arrivals
     audit: AuditTrail
+    page_in: PageIn
     # The wall clock, which may be set back and forth.
     now_ms: Callable[[], int]
     # Numbers of 64 bits that cannot be guessed.

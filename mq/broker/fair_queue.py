@@ -40,6 +40,10 @@ class FairQueue(Generic[T]):
         # Pieces that wait.
         self.waiting = 0
 
+    def __contains__(self, owner: str) -> bool:
+        """Whether the owner has something waiting."""
+        return owner in self._owners
+
     def add(self, owner: str, piece: T, size: int) -> None:
         """Behind what the owner has waiting already."""
         found = self._owners.get(owner)

@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from mq.broker.attribution import NOBODY, Actor
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.topics import Topic, Topics
 from mq.errors import MqError
 from mq.hashing import text_hash
 from mq.store import batch as batches
-from mq.store.batch import Frame
 from mq.wire.v1.message_pb2 import Message
 
 # What is larger does not gain by being joined.
@@ -43,18 +43,22 @@ class Placed(NamedTuple):
     log_offsets: Sequence[int]
 
 
+# It may have a `sender`, an `Actor`: for traces.
 Answer: TypeAlias = Callable[[Placed | BaseException], None]
 
 
 class _Group:
     """Sends to one queue; `calls` is empty when they are answered."""
 
-    __slots__ = ("calls", "deadline_s", "frames", "size_bytes", "slot", "starts")
+    __slots__ = ("calls", "datas", "deadline_s", "keys", "size_bytes", "slot", "starts", "tags")
 
     def __init__(self) -> None:
         # Of each call, where its messages are among the frames, and how many.
         self.calls: list[tuple[int, int, Answer]] = []
-        self.frames: list[Frame] = []
+        # The columns of the frames.
+        self.datas: list[bytes] = []
+        self.tags: list[int] = []
+        self.keys: list[Sequence[int]] = []
         self.size_bytes = 0
         self.deadline_s = 0.0
         self.slot: Slot | None = None
@@ -66,12 +70,15 @@ class _Group:
             self.fail(stored)
             return
         queue_id, queue_offset, log_offset, stored_at_ms, *_ = stored
-        batch_offset = log_offset - self.starts[0]
-        log_offsets = [batch_offset + start for start in self.starts]
+        starts = self.starts
+        batch_offset = log_offset - starts[0]
         calls, self.calls = self.calls, []
         for first, count, answer in calls:
-            of_call = log_offsets[first : first + count]
-            answer(Placed(queue_id, queue_offset + first, stored_at_ms, of_call))
+            if count == 1:
+                log_offsets = [batch_offset + starts[first]]
+            else:
+                log_offsets = [batch_offset + one for one in starts[first : first + count]]
+            answer(Placed(queue_id, queue_offset + first, stored_at_ms, log_offsets))
 
     def fail(self, error: BaseException) -> None:
         calls, self.calls = self.calls, []
@@ -131,19 +138,63 @@ class JoinedSends:
             admit(topic_name, size, count)
         if queue_id is None:
             queue_id = self._choose(topic, first)
-        if not self._gathering:
-            self._loop.call_soon(self._end_turn)
+        group = self._group(topic_name, queue_id)
+        group.calls.append((len(group.datas), count, answer))
+        for data, tag, keys in frames:
+            group.datas.append(data)
+            group.tags.append(tag)
+            group.keys.append(keys)
+        self._gathered(group, size)
+        return True
+
+    def take_frame(
+        self,
+        topic_name: str,
+        queue_id: int,
+        frame: bytes,
+        size: int,
+        answer: Answer,
+        admit: Callable[[str, int, int], None] | None = None,
+    ) -> bool:
+        """As `take`, of one message that is stored in its frame as it came: see
+        `batches.frame_hashes`.
+        """
+        topic = self._topics.get(topic_name)
+        if (
+            topic is None
+            or queue_id >= topic.write_queues
+            or not self._publisher.has_room(self._gathered_bytes + size)
+        ):
+            return False
+        tag, keys = batches.frame_hashes(frame, topic_name, self._message_bytes_max)
+        if len(keys) > _KEYS_MAX:
+            return False
+        if admit is not None:
+            admit(topic_name, size, 1)
+        group = self._group(topic_name, queue_id)
+        datas = group.datas
+        group.calls.append((len(datas), 1, answer))
+        datas.append(frame)
+        group.tags.append(tag)
+        group.keys.append(keys)
+        self._gathered(group, size)
+        return True
+
+    def _group(self, topic_name: str, queue_id: int) -> _Group:
+        """Of this turn."""
         queue = topic_name, queue_id
         group = self._gathering.get(queue)
         if group is None:
+            if not self._gathering:
+                self._loop.call_soon(self._end_turn)
             group = self._gathering[queue] = _Group()
-        group.calls.append((len(group.frames), count, answer))
-        group.frames += frames
+        return group
+
+    def _gathered(self, group: _Group, size: int) -> None:
         group.size_bytes += size
         self._gathered_bytes += size
         if group.size_bytes >= _BATCH_BYTES:
             self.submit()
-        return True
 
     def _choose(self, topic: Topic, first: Message) -> int:
         if first.ordering_key:
@@ -171,12 +222,15 @@ class JoinedSends:
 
     def _submit_group(self, topic: str, queue_id: int, group: _Group) -> None:
         try:
-            batch = batches.join(topic, queue_id, group.frames)
-            group.slot = self._publisher.submit(batch, on_outcome=group.settle)
+            batch = batches.join_columns(topic, queue_id, group.datas, group.tags, group.keys)
+            group.slot = self._publisher.submit(
+                batch, on_outcome=group.settle, senders=_senders(group.calls)
+            )
         except Exception as error:  # noqa: BLE001 - no caller must wait for an answer in vain
             group.fail(error)
             return
-        group.starts, group.frames = batch.frame_starts.tolist(), []
+        group.starts = batch.frame_starts.tolist()
+        group.datas, group.tags, group.keys = [], [], []
         group.deadline_s = self._loop.time() + self._timeout_s
         while self._submitted and not self._submitted[0].calls:
             self._submitted.popleft()
@@ -196,3 +250,18 @@ class JoinedSends:
             self._submitted.popleft()
             if group.calls and group.slot is not None:
                 group.fail(self._publisher.timed_out(group.slot))
+
+
+def _senders(calls: Sequence[tuple[int, int, Answer]]) -> list[tuple[Actor, int]]:
+    """The senders of the calls, each with the number of its messages that follow each other."""
+    found: list[tuple[Actor, int]] = []
+    last, messages = NOBODY, 0
+    for _, count, answer in calls:
+        sender = getattr(answer, "sender", NOBODY)
+        if sender is not last and messages:
+            found.append((last, messages))
+            messages = 0
+        last = sender
+        messages += count
+    found.append((last, messages))
+    return found

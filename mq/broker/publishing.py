@@ -4,20 +4,23 @@ Each batch is checked, looked up among those that are stored or in flight, and j
 is written next: all that arrives in one turn of the loop is one entry, one write, one sync. What is
 in flight is bounded in bytes; a producer with more waits for room and is not refused. Batches of an
 owner get it in order; owners that wait take turns, so that one with very much delays itself alone.
+An owner with nothing in flight does not wait for the window, only for memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeAlias
 
+from mq.broker.attribution import NOBODY, Actor
 from mq.broker.catalog import Catalog
-from mq.broker.fair_queue import FairQueue
+from mq.broker.commit_window import CommitWindow
+from mq.broker.fair_queue import QUANTUM_BYTES, FairQueue
 from mq.broker.leading import Leadership
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.machine import Machine, ProposedEntry
+from mq.broker.topic_counts import TopicCounts
 from mq.broker.writing import EntryWriter
 from mq.errors import (
     FlowControl,
@@ -31,6 +34,7 @@ from mq.logging import get_logger
 from mq.names import NAME_CHARACTERS_MAX
 from mq.store.batch import Batch
 from mq.store.logreader import EntryRef
+from mq.wire.v1.state_pb2 import Command, Provenance
 
 log = get_logger(__name__)
 
@@ -45,6 +49,8 @@ _IN_FLIGHT_MAX = 8_000
 _SEQUENCE_MAX = (1 << 63) - 1
 # Tag and length of a batch in its entry.
 _BATCH_HEAD_BYTES = 6
+# Upper bound of a number in `Provenance.senders`, with its share of what is around it.
+_SENDER_BYTES = 8
 
 
 class Slot:
@@ -52,21 +58,48 @@ class Slot:
     with it in the same turn; `appended` is done when the leader has it in its log.
     """
 
-    __slots__ = ("appended", "batch", "entry", "on_outcome", "outcome", "throttle_ms")
+    __slots__ = (
+        "appended",
+        "batch",
+        "entry",
+        "on_outcome",
+        "outcome",
+        "owner",
+        "sender",
+        "senders",
+        "throttle_ms",
+    )
 
     def __init__(
         self,
         batch: Batch,
         outcome: asyncio.Future[StoredAt],
         on_outcome: Callable[[StoredAt | MqError], None] | None = None,
+        owner: str = "",
     ) -> None:
         self.batch = batch
+        self.owner = owner
         self.outcome = outcome
         self.on_outcome = on_outcome
         self.appended: asyncio.Future[EntryRef] | None = None
         self.entry: ProposedEntry | None = None
         # For how long its sender should pause.
         self.throttle_ms = 0
+        # For traces: whose it is, or whose its messages are.
+        self.sender: Actor | None = None
+        self.senders: Sequence[tuple[Actor, int]] = ()
+
+
+class _Turn:
+    """A batch that waits for room."""
+
+    __slots__ = ("granted", "is_waiting", "owner", "size")
+
+    def __init__(self, owner: str, size: int, granted: asyncio.Future[None]) -> None:
+        self.owner = owner
+        self.size = size
+        self.granted = granted
+        self.is_waiting = True
 
 
 class Publisher:
@@ -78,7 +111,7 @@ class Publisher:
         catalog: Catalog,
         *,
         resolve: Callable[[Batch], Batch],
-        in_flight_bytes_max: int,
+        window: CommitWindow,
         entry_bytes_max: int,
     ) -> None:
         """`resolve` normalizes a batch that is to be held back; it raises if that is illegal."""
@@ -87,16 +120,23 @@ class Publisher:
         self._leadership = leadership
         self._catalog = catalog
         self._resolve = resolve
-        self._bytes_max = in_flight_bytes_max
+        self._window = window
         self._group_bytes = min(_GROUP_BYTES, entry_bytes_max)
+        self._entry_bytes_max = entry_bytes_max - _BATCH_HEAD_BYTES
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Slot] = []
         self._under_way: dict[tuple[str, int], Slot] = {}
         self._in_flight = 0
         self._in_flight_bytes = 0
+        # Batches in flight, by owner.
+        self._owners: dict[str, int] = {}
         # What waits for room.
-        self._room: FairQueue[asyncio.Event] = FairQueue()
+        self._room: FairQueue[_Turn] = FairQueue()
+        # Those that were given room and have not run since.
+        self._granted = self._granted_bytes = 0
+        self._is_wake_due = False
         self.batches_total = self.messages_total = self.bytes_total = 0
+        self.by_topic = TopicCounts(machine.state.topics)
 
     @property
     def in_flight_bytes(self) -> int:
@@ -107,27 +147,33 @@ class Publisher:
         return not self._room.waiting and self._fits(size)
 
     async def room(self, size: int, timeout_s: float, owner: str = "") -> None:
-        """Returns when so much more may be submitted: by a user, or by a connection without one.
-        FlowControl when that takes too long.
+        """Returns when so much more may be submitted: by a user, or by a connection without one,
+        which is then named to `submit`. FlowControl when that takes too long.
         """
-        if self.has_room(size):
+        owners = self._owners
+        if owners and (len(owners) > 1 or owner not in owners):
+            self._window.share()
+        if self.has_room(size) or self._is_sparse(owner, size):
             return
-        turn, is_served = asyncio.Event(), False
+        turn = _Turn(owner, size, self._loop.create_future())
         self._room.add(owner, turn, size)
+        self._wake()
         try:
             async with asyncio.timeout(timeout_s):
-                while self._room.first() is not turn or not self._fits(size):
-                    turn.clear()
-                    await turn.wait()
-            is_served = True
+                await turn.granted
         except TimeoutError:
             raise FlowControl(
                 f"{self._in_flight_bytes} bytes wait to be committed, and there was no room for "
                 f"{size} more in {timeout_s:.0f} s: the disk or the other nodes are too slow"
             ) from None
         finally:
-            self._room.remove(owner, turn, is_served=is_served)
-            self._wake()
+            if turn.is_waiting:
+                self._room.remove(owner, turn, is_served=False)
+            else:
+                # The room is the caller's from here on, which submits before anything else runs.
+                self._granted -= 1
+                self._granted_bytes -= size
+            self._wake_soon()
 
     def submit(
         self,
@@ -136,10 +182,14 @@ class Publisher:
         tells_appended: bool = False,
         on_outcome: Callable[[StoredAt | MqError], None] | None = None,
         admit: Admit | None = None,
+        owner: str = "",
+        sender: Actor | None = None,
+        senders: Sequence[tuple[Actor, int]] = (),
     ) -> Slot:
         """Never waits. Raises if the batch is illegal; then nothing was written. `on_outcome` is
         for batches without a producer id, which are never known before. `admit` is not asked about
-        those that are.
+        those that are. `sender` is for traces; `senders` in its place, if there are several: each
+        with the number of its messages, in their order.
         """
         self._leadership.check()
         if batch.producer_id:
@@ -154,7 +204,8 @@ class Publisher:
         throttle_ms = admit(batch) if admit is not None else 0
         if batch.is_held or batch.delay_ms:
             batch = self._resolve(batch)
-        slot = self.begin(batch, on_outcome)
+        slot = self.begin(batch, on_outcome, owner)
+        slot.sender, slot.senders = sender, senders
         if throttle_ms:
             slot.throttle_ms = throttle_ms
         if tells_appended:
@@ -168,6 +219,11 @@ class Publisher:
         """Whether a batch with a number, which is not stored, could be written now. IllegalRequest,
         IllegalSequence, and whatever is wrong with its queue.
         """
+        self.check_new_number(batch)
+        self._catalog.writable(batch.topic, batch.queue_id)
+
+    def check_new_number(self, batch: Batch) -> None:
+        """As `check_new`, for a batch that the broker writes in the name of a producer."""
         _check_number(batch)
         if (batch.producer_id, batch.sequence) in self._under_way:
             raise IllegalSequence(
@@ -175,15 +231,18 @@ class Publisher:
                 "itself: send it one way only"
             )
         self._machine.state.producers.check(batch.producer_id, batch.sequence)
-        self._catalog.writable(batch.topic, batch.queue_id)
 
     def begin(
-        self, batch: Batch, on_outcome: Callable[[StoredAt | MqError], None] | None = None
+        self,
+        batch: Batch,
+        on_outcome: Callable[[StoredAt | MqError], None] | None = None,
+        owner: str = "",
     ) -> Slot:
         """The batch is in flight, and known as such, until `end`: for callers that write it in an
         entry of their own.
         """
-        slot = Slot(batch, self._loop.create_future(), on_outcome)
+        slot = Slot(batch, self._loop.create_future(), on_outcome, owner)
+        self._owners[owner] = self._owners.get(owner, 0) + 1
         if batch.producer_id:
             self._under_way[batch.producer_id, batch.sequence] = slot
         self._in_flight += 1
@@ -232,18 +291,44 @@ class Publisher:
         for at, slot in enumerate(slots):
             length = len(slot.batch.data) + _BATCH_HEAD_BYTES
             if size and size + length > self._group_bytes:
-                self._propose(slots[first:at])
+                self._propose(slots[first:at], size)
                 first, size = at, 0
             size += length
-        self._propose(slots[first:])
+        self._propose(slots[first:], size)
 
-    def _propose(self, slots: list[Slot]) -> None:
+    def _propose(self, slots: list[Slot], size: int) -> None:
         batches = [slot.batch for slot in slots]
         told = [slot.appended for slot in slots if slot.appended is not None]
-        entry = ProposedEntry(batches, on_appended=_teller(told) if told else None)
+        senders = self._attributed(slots)
+        command = None
+        if senders and size + _SENDER_BYTES * len(senders) < self._entry_bytes_max:
+            command = Command(provenance=Provenance(senders=senders))
+        entry = ProposedEntry(batches, command, _teller(told) if told else None)
         for slot in slots:
             slot.entry = entry
-        self._writer.propose(entry, partial(self.end, slots, entry.stored))
+        timed = self._window.propose(size)
+
+        def done(error: MqError | None) -> None:
+            self._window.end(timed, is_committed=error is None)
+            self.end(slots, entry.stored, error)
+
+        self._writer.propose(entry, done)
+
+    def _attributed(self, slots: list[Slot]) -> list[int]:
+        """`Provenance.senders` of the batches; empty: there is nothing to say."""
+        attribution, is_known = self._writer.attribution, False
+        found: list[int] = []
+        for slot in slots:
+            producer_id, sender = slot.batch.producer_id, slot.sender
+            if producer_id:
+                if sender is not None:
+                    attribution.producer(producer_id, sender)
+                continue
+            for actor, count in slot.senders or ((sender or NOBODY, slot.batch.message_count),):
+                number = attribution.number(actor)
+                is_known = is_known or number > 0
+                found += number, count
+        return found if is_known else []
 
     def end(self, slots: list[Slot], stored: Sequence[StoredAt], error: MqError | None) -> None:
         """The batches are applied, or failed with this error."""
@@ -252,10 +337,16 @@ class Publisher:
             if batch.producer_id:
                 self._under_way.pop((batch.producer_id, batch.sequence), None)
             self._in_flight_bytes -= len(batch.data)
+            owner = slot.owner
+            if count := self._owners[owner] - 1:
+                self._owners[owner] = count
+            else:
+                del self._owners[owner]
             if error is None:
                 self.batches_total += 1
                 self.messages_total += batch.message_count
                 self.bytes_total += len(batch.data)
+                self.by_topic.add(batch.topic, batch.message_count, len(batch.data))
                 outcome.set_result(stored[at])
                 self._tell(slot, stored[at])
             else:
@@ -279,12 +370,45 @@ class Publisher:
             log.exception("a sender failed on its outcome")
 
     def _fits(self, size: int) -> bool:
-        is_bounded = self._in_flight_bytes + size <= self._bytes_max
-        return self._in_flight == 0 or (is_bounded and self._in_flight < _IN_FLIGHT_MAX)
+        """One batch may go beyond the window, or none that is larger ever would."""
+        return self._in_flight + self._granted == 0 or (
+            self._in_flight_bytes + self._granted_bytes < self._window.bytes
+            and self._is_bounded(size)
+        )
+
+    def _is_bounded(self, size: int) -> bool:
+        taken_bytes = self._in_flight_bytes + self._granted_bytes
+        return (
+            taken_bytes + size <= self._window.bytes_max
+            and self._in_flight + self._granted < _IN_FLIGHT_MAX
+        )
+
+    def _is_sparse(self, owner: str, size: int) -> bool:
+        """A small batch of an owner that has nothing in flight, and nothing that waits."""
+        return (
+            size <= QUANTUM_BYTES
+            and owner not in self._owners
+            and owner not in self._room
+            and self._is_bounded(size)
+        )
+
+    def _wake_soon(self) -> None:
+        """When what was just given room is submitted."""
+        if self._room.waiting and not self._is_wake_due:
+            self._is_wake_due = True
+            self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        if self._room.waiting and (first := self._room.first()) is not None:
-            first.set()
+        """Gives room to those that wait, as far as there is some."""
+        self._is_wake_due = False
+        room = self._room
+        while room.waiting and (first := room.first()) is not None and self._fits(first.size):
+            room.remove(first.owner, first, is_served=True)
+            first.is_waiting = False
+            self._granted += 1
+            self._granted_bytes += first.size
+            if not first.granted.done():  # else its caller is about to give it back
+                first.granted.set_result(None)
 
 
 def _check_number(batch: Batch) -> None:

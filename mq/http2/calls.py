@@ -23,7 +23,7 @@ from mq.http2.frames import ErrorCode
 from mq.http2.hpack import encode_field, encode_status
 from mq.http2.requests import Metadata, Request, Timeout, decode_timeout
 from mq.http2.status import Status
-from mq.http2.stream import Stream
+from mq.http2.stream import SMALL_BYTES_MAX, Stream
 from mq.logging import get_logger
 
 log = get_logger(__name__)
@@ -93,6 +93,7 @@ class CallAcceptor:
     def open(self, connection: Connection, stream_id: int, request: Request) -> Stream:
         if request.refusal:
             return _Refused(connection, stream_id, request)
+        connection.last_request = request
         return Call(connection, stream_id, request, self)
 
 
@@ -185,7 +186,7 @@ class Call(Stream):
         # The writer goes on when no more than this is in the queue.
         self._rest_bytes_max = 0
         self._task: asyncio.Task[None] | None = None
-        self._work: Coroutine[Any, Any, None] | None = None
+        self._work: Coroutine[Any, Any, bytes | None] | None = None
         self._timeout: Timeout = None
         self.due: set[Expiring] | None = None
         self._initial = self._trailing = b""
@@ -264,7 +265,7 @@ class Call(Stream):
             # The rest of a message has to come in before it can be read.
             self.credit_owed()
             self._reader = self._acceptor.loop.create_future()
-            if self.connection.limits.message_bytes_max >= _COPIED_BYTES_MAX:
+            if self.connection.limits.message_bytes_max >= SMALL_BYTES_MAX:
                 self._take_small = take
             try:
                 await self._reader
@@ -315,7 +316,18 @@ class Call(Stream):
         connection = self.connection
         if connection is None or self.tail is not None or self.queue or connection.is_paused:
             return False
-        self._send(connection, message)
+        length = len(message)
+        size = length + _PREFIX_BYTES
+        if (
+            size > _COPIED_BYTES_MAX
+            or size > self.send_window
+            or size > connection.send_window
+            or not self._is_head_sent
+        ):
+            self._send(connection, message)
+        else:
+            head = _pack_message(0, size, frames.DATA, 0, self.stream_id, 0, length)
+            connection.write_data(self, head + message, size)
         return True
 
     def reply(self, message: bytes) -> None:
@@ -342,8 +354,7 @@ class Call(Stream):
             len(message),
         )
         tail = _ANSWER_TAIL.pack(_TRAILERS_HEAD, stream_id, status.TRAILERS_OK)
-        connection.write_data(self, head + message + tail, size)
-        connection.end(self)
+        connection.write_last(self, head + message + tail, size)
 
     def finish(
         self, code: Status, text: str = "", metadata: Sequence[tuple[str, str | bytes]] = ()
@@ -366,12 +377,11 @@ class Call(Stream):
             self._send_parts([memoryview(message)], len(message))
             return
         self._send_head()
-        prefix = b"\0" + _pack_size(len(message))
         if connection.fits(self, size):
-            head = _pack(0, size, frames.DATA, 0, self.stream_id)
-            connection.write_data(self, b"".join((head, prefix, message)), size)
+            head = _pack_message(0, size, frames.DATA, 0, self.stream_id, 0, len(message))
+            connection.write_data(self, head + message, size)
         else:
-            self.send_data([prefix + message])
+            self.send_data([b"\0" + _pack_size(len(message)) + message])
 
     def _send_parts(self, parts: Sequence[bytes | memoryview], size: int) -> None:
         self._send_head()
@@ -437,6 +447,28 @@ class Call(Stream):
         if self.is_open:
             self.on_end()
 
+    def on_small(self, connection: Connection, data: bytes, start: int, stop: int) -> bool:
+        take, reader = self._take_small, self._reader
+        length = stop - start - _PREFIX_BYTES
+        if (
+            take is None
+            or reader is None
+            or length < 0
+            or frames.UINT32.unpack_from(data, start + 1)[0] != length
+            or data[start]
+            or self._parts_bytes
+            or self._needed is not None
+            or self._content_left is not None
+            or self.tail is not None
+            or reader.done()
+            or not connection.credit_at_once(self, stop - start)
+        ):
+            return False
+        message = data[start + _PREFIX_BYTES : stop]
+        if not take(message):
+            self._deliver(message, 0)
+        return True
+
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         size = stop - start
         reader = self._reader
@@ -455,7 +487,7 @@ class Call(Stream):
             needed = frames.UINT32.unpack_from(data, start + 1)[0]
             if needed == size - _PREFIX_BYTES and not data[start]:
                 message = data[start + _PREFIX_BYTES : stop]
-                if take is None or size > _COPIED_BYTES_MAX or not take(message):
+                if take is None or size > SMALL_BYTES_MAX or not take(message):
                     self._deliver(message, 0)
                 return
         while start < stop and self.connection is not None and self.tail is None:
@@ -545,22 +577,22 @@ class Call(Stream):
         if isinstance(answer, bytes):
             self.reply(answer)
         else:
-            self._run(self._answer(answer))
-
-    async def _answer(self, work: Coroutine[Any, Any, bytes]) -> None:
-        self.reply(await work)
+            self._run(answer)
 
     async def _stream(self, serve: StreamHandler) -> None:
         await serve(self)
         self.finish(Status.OK)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, bytes | None]) -> None:
         self._work = work
         self._task = self._acceptor.loop.create_task(self._guarded(work))
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, bytes | None]) -> None:
+        """The answer of a unary handler; a streaming one has none."""
         try:
-            await work
+            answer = await work
+            if answer is not None:
+                self.reply(answer)
         except CallAborted as refusal:
             self._refuse(refusal)
         except CallEnded:
@@ -641,8 +673,9 @@ class Call(Stream):
                 callback()
 
 
-_pack = frames.HEAD.pack
 _pack_size = frames.UINT32.pack
+# Head of a frame of DATA, and the prefix of the message that it has.
+_pack_message = struct.Struct(">BHBBIBI").pack
 # Around the message of a unary call: HEADERS, the head of DATA and the prefix of the message; and
 # the trailers. Heads of frames whose size is known are there but for the number of the stream.
 _ANSWER_HEAD: Final = struct.Struct(f">5sI{len(status.HEADERS)}sxHBBIBI")

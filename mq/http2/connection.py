@@ -23,7 +23,7 @@ from mq.http2.frames import ConnectionFault, ErrorCode, StreamFault
 from mq.http2.hpack import TABLE_BYTES_DEFAULT, Decoder, HeaderFault, HeadersTooLarge
 from mq.http2.limits import Limits, Rate, TokenBucket, Usage
 from mq.http2.requests import MalformedRequest, Request, RequestReader, check_field
-from mq.http2.stream import Stream
+from mq.http2.stream import SMALL_BYTES_MAX, Stream
 
 # Larger frames than the smallest limit are sent where the peer takes them, up to this size.
 _FRAME_BYTES_SENT_MAX: Final = 64 << 10
@@ -80,6 +80,8 @@ class Connection:
         self.is_encrypted = False
         # Of the certificate that the peer has shown.
         self.certificate_names: tuple[str, ...] = ()
+        # The newest one, which tells who the peer is.
+        self.last_request: Request | None = None
         self.streams: dict[int, Stream] = {}
         # Handlers that have not returned although their streams are closed.
         self.lingering = 0
@@ -133,6 +135,15 @@ class Connection:
         more = limits.connection_window_bytes - frames.WINDOW_DEFAULT
         self._output.append(frames.window_update(0, more))
 
+    @property
+    def opened_streams(self) -> int:
+        """Of this connection, since it began."""
+        return (self._last_id + 1) // 2
+
+    @property
+    def began_s(self) -> float:
+        return self._began_s
+
     # -- the owner --------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now_s: float) -> None:
@@ -142,14 +153,35 @@ class Connection:
         self.now_s = self._received_at_s = now_s
         self._pinged_at_s = None
         self._is_awake = True
-        if self._rest:
-            data = self._rest + data
         try:
-            position = self._read_frames(data)
+            position = 0
+            if self._rest:
+                cut = self._complete(data)
+                if cut:
+                    position = cut
+                else:
+                    data = self._rest + data
+            position = self._read_frames(data, position)
         except ConnectionFault as fault:
             self.fail(fault.code, str(fault))
         else:
             self._rest = data[position:] if position < len(data) else b""
+
+    def _complete(self, data: bytes) -> int:
+        """Takes the frame of DATA that the last bytes have cut, out of those and the first of
+        these: the others, many more, are not copied for it. Returns where it ends in these; 0:
+        nothing was done. ConnectionFault.
+        """
+        rest = self._rest
+        if len(data) < frames.FRAME_BYTES_MAX or len(rest) < frames.HEAD_BYTES:
+            return 0
+        high, low, kind, _, _ = frames.HEAD.unpack_from(rest)
+        cut: int = frames.HEAD_BYTES + (high << 16 | low) - len(rest)
+        if kind != frames.DATA or not 0 < cut <= len(data) or not self._has_preface:
+            return 0
+        self._rest = b""
+        self._read_frames(rest + data[:cut], 0)
+        return cut
 
     def take_output(self, bytes_max: int) -> list[bytes | memoryview]:
         """The pieces to be sent now: all frames that are ready, and about `bytes_max` of queued
@@ -264,9 +296,19 @@ class Connection:
         stream.send_window -= size
         self.send_window -= size
         self._has_sent_since_ping = True
+        self._updates_earned += _UPDATES_PER_FRAME
         self._output.append(data)
         if not self._is_awake:
             self._wake_up()
+
+    def write_last(self, stream: Stream, data: bytes, size: int) -> None:
+        """As `write_data`, with the end of a stream that the peer has ended before."""
+        self.send_window -= size
+        self._has_sent_since_ping = True
+        self._output.append(data)
+        if not self._is_awake:
+            self._wake_up()
+        self._close(stream, is_cancelled=False)
 
     def fits(self, stream: Stream, size: int) -> bool:
         """Whether so many bytes of data may be sent at once, in one frame."""
@@ -297,6 +339,25 @@ class Connection:
             self.write(frames.window_update(0, self._uncredited))
             self._receive_window += self._uncredited
             self._uncredited = 0
+
+    def credit_at_once(self, stream: Stream, size: int) -> bool:
+        """Counts a frame of data, not the last one, and credits it: its stream takes it in the same
+        step. False: nothing was done, and the frame has to go its way through all checks.
+        """
+        if (
+            size > self._receive_window
+            or size > stream.receive_window
+            or stream.is_ended_in
+            or self.received_bytes * _SHARED_PARTS > self.limits.received_bytes_max
+        ):
+            return False
+        self._receive_window -= size
+        stream.receive_window -= size
+        self._uncredited += size
+        if self._uncredited * 2 >= self.limits.connection_window_bytes:
+            self.credit(0)
+        stream.widen(self, size)
+        return True
 
     def hold(self, stream: Stream, size: int) -> bool:
         self.received_bytes += size
@@ -443,9 +504,9 @@ class Connection:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    def _read_frames(self, data: bytes) -> int:
+    def _read_frames(self, data: bytes, position: int) -> int:  # noqa: C901 - a call for each frame costs as much
         """Returns how far it came. ConnectionFault."""
-        position, end = 0, len(data)
+        end = len(data)
         if not self._has_preface:
             position = self._read_preface(data)
             if not position:
@@ -466,6 +527,10 @@ class Connection:
                 stop = self._take_whole(stream_id, data[start:position], data, position, end)
                 if stop:
                     position = stop
+                    continue
+            elif kind == frames.DATA and not flags and size <= SMALL_BYTES_MAX:
+                stream = self.streams.get(stream_id)
+                if stream is not None and stream.on_small(self, data, start, position):
                     continue
             try:
                 self._on_frame(kind, flags, stream_id & frames.STREAM_ID_MAX, data, start, position)

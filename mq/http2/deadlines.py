@@ -15,6 +15,10 @@ class Expiring(Protocol):
     # The set that the call is to be removed from when it ends.
     due: set[Expiring] | None
 
+    @property
+    def connection(self) -> object | None:
+        """None: it has ended."""
+
     def deadline_s(self) -> float | None:
         """None: it has ended, or the client waits for ever."""
 
@@ -32,6 +36,8 @@ class Deadlines:
     def sweep(self, now_s: float) -> None:
         new, self._new = self._new, []
         for call in new:
+            if call.connection is None:
+                continue
             deadline_s = call.deadline_s()
             if deadline_s is None:
                 continue

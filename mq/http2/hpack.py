@@ -165,6 +165,11 @@ class Decoder:
             self._size -= _FIELD_OVERHEAD + len(name) + len(value)
 
 
+def list_bytes(fields: list[Field]) -> int:
+    """What the fields of a block count for, towards the limit of a list."""
+    return sum(_FIELD_OVERHEAD + len(name) + len(value) for name, value in fields)
+
+
 def read_integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
     """HeaderFault; IndexError if the block ends within it."""
     value = block[position] & mask

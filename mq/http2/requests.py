@@ -2,8 +2,8 @@
 
 Clients send the same block again and again. With the dynamic table switched off, which this server
 asks for, the same bytes say the same thing on one connection, so that `RequestReader` keeps what
-they said. When calls have a deadline, the block differs in `grpc-timeout` alone: then the parts
-around that field are the key.
+they said. Blocks that differ in fields of the single call alone, such as `grpc-timeout`, are the
+same too: the parts around the values of those fields are the key.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mq.http2 import huffman
-from mq.http2.hpack import Decoder, Field, HeaderFault
+from mq.http2.hpack import Decoder, Field, HeaderFault, list_bytes
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 # The time that a client waits, in seconds, or as it stands in the block; None: for ever.
@@ -24,9 +24,7 @@ BAD_REQUEST: Final = 400
 METHOD_NOT_ALLOWED: Final = 405
 UNSUPPORTED_MEDIA_TYPE: Final = 415
 
-# Blocks that are remembered as a whole; and those with a timeout, which are looked through.
 _BLOCKS_MAX: Final = 128
-_KNOWN_MAX: Final = 16
 _IN_VAIN_MAX: Final = 256
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 # Of a single hop in HTTP/1: here they make a request malformed.
@@ -46,10 +44,18 @@ _UNITS_S: Final = {
     b"u": 1e-6,
     b"n": 1e-9,
 }
-# `grpc-timeout` as a literal name, Huffman-coded or plain.
-_TIMEOUT_NAME: Final = re.compile(
-    rb"[\x00\x10\x40](?:\x89\x9a\xca\xc8\xb2\x4d\x49\x4f\x6a\x7f|\x0cgrpc-timeout)"
+# Fields whose values differ from call to call, as literal names, Huffman-coded or plain: the time
+# that a client waits, and the number that RocketMQ's clients give a call, which no handler reads.
+_TIMEOUT_NAMES: Final = (b"\x89\x9a\xca\xc8\xb2\x4d\x49\x4f\x6a\x7f", b"\x0cgrpc-timeout")
+_NUMBER_NAMES: Final = (b"\x8b\xf2\xb5\x3d\x96\xb0\xbd\xad\x2a\x12\xb1\xa4", b"\x0fx-mq-request-id")
+_OF_A_CALL: Final = re.compile(
+    rb"[\x00\x10\x40](?:" + b"|".join(map(re.escape, (*_TIMEOUT_NAMES, *_NUMBER_NAMES))) + rb")"
 )
+_MARKS_MAX: Final = 4
+_EMPTY_STRING: Final = b"\0"
+_EMPTY_FIELDS: Final = ((b"grpc-timeout", b""), (b"x-mq-request-id", b""))
+# The most that the value of such a field has, if it is Huffman-coded: five bits a character.
+_VALUE_BYTES_MAX: Final = 0x7F * 8 // 5
 
 
 class MalformedRequest(Exception):
@@ -134,7 +140,7 @@ def _read_plain(request: Request, fields: list[Field]) -> tuple[float | None, by
     for name, value in fields:
         check_field(name, value)
         match name:
-            case b"te" | b"grpc-accept-encoding":
+            case b"te" | b"grpc-accept-encoding" | b"x-mq-request-id":
                 pass
             case b"content-type":
                 content_type = value
@@ -184,41 +190,30 @@ def decode_timeout(string: bytes) -> float:
     return parse_timeout(text) or 0.0
 
 
-class _Known(NamedTuple):
-    """Blocks that differ in the value of their timeout alone."""
-
-    before: bytes
-    after: bytes
-    request: Request
-
-
 class RequestReader:
     """Of one connection."""
 
-    __slots__ = ("_by_block", "_in_vain", "_known", "decoder")
+    __slots__ = ("_in_vain", "_known", "_marks", "decoder")
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         # Blocks that were remembered since one was found again.
         self._in_vain = 0
-        self._by_block: dict[bytes, tuple[Request, float | None]] = {}
-        self._known: list[_Known] = []
+        # Names of fields of a single call, as the last new block had them, in its order; and
+        # whether they are timeouts.
+        self._marks: list[tuple[bytes, bool]] = []
+        self._known: dict[tuple[bytes, ...], tuple[Request, float | None]] = {}
 
     def known(self, block: bytes) -> tuple[Request, Timeout] | None:
-        """The request that an equal block, but for its timeout, has opened before, and the timeout.
-        None: the block has to be decoded.
+        """The request that an equal block, but for fields of a single call, has opened before, and
+        its timeout. None: the block has to be decoded.
         """
-        for before, after, request in self._known:
-            if block.startswith(before):
-                position = len(before)
-                stop = _end_of_string(block, position)
-                if stop and block[stop:] == after:
-                    self._in_vain = 0
-                    return request, block[position:stop]
-        known = self._by_block.get(block)
-        if known is not None:
-            self._in_vain = 0
-        return known
+        parts, timeout = self._cut(block)
+        known = self._known.get(parts)
+        if known is None or self.decoder.table_bytes:
+            return None
+        self._in_vain = 0
+        return known if timeout is None else (known[0], timeout)
 
     def read(self, block: bytes) -> tuple[Request, Timeout]:
         """MalformedRequest, HeaderFault, HeadersTooLarge."""
@@ -233,40 +228,73 @@ class RequestReader:
             self._remember(block, fields, parsed)
         return parsed
 
+    def _cut(self, block: bytes) -> tuple[tuple[bytes, ...], bytes | None]:
+        """The parts around the values of the fields of a single call; and the timeout, as it stands
+        in the block.
+        """
+        parts, timeout, position = [], None, 0
+        for mark, is_timeout in self._marks:
+            at = block.find(mark, position)
+            if at < 0:
+                continue
+            start = at + len(mark)
+            stop = _end_of_string(block, start)
+            if stop:
+                parts.append(block[position:start])
+                position = stop
+                if is_timeout:
+                    timeout = block[start:stop]
+        parts.append(block[position:])
+        return tuple(parts), timeout
+
     def _remember(
         self, block: bytes, fields: list[Field], parsed: tuple[Request, float | None]
     ) -> None:
-        name = _TIMEOUT_NAME.search(block)
-        if name is None:
-            if len(self._by_block) >= _BLOCKS_MAX:
-                self._by_block.clear()
-            self._by_block[block] = parsed
+        found = [name[0] for name in _OF_A_CALL.finditer(block)]
+        if not _are_in_order(found, [mark for mark, _ in self._marks]):
+            # Of the first ones, in case that values are full of such names.
+            self._marks = [(mark, mark[1:] in _TIMEOUT_NAMES) for mark in found[:_MARKS_MAX]]
+        parts, _ = self._cut(block)
+        if len(parts) > 1 and not self._is_cut_at_fields(parts, fields, parsed[0]):
             return
-        stop = _end_of_string(block, name.end())
-        if not stop or parsed[0].refusal:
-            return
-        if self._is_field(block[: name.start()], block[stop:], fields):
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known.append(_Known(block[: name.end()], block[stop:], parsed[0]))
+        if len(self._known) >= _BLOCKS_MAX:
+            self._known.clear()
+        self._known[parts] = parsed
 
-    def _is_field(self, before: bytes, after: bytes, fields: list[Field]) -> bool:
-        """Whether this is the only timeout, and its name was found where a field starts, not within
-        a value. Then every block with the same start has a field there.
+    def _is_cut_at_fields(
+        self, parts: tuple[bytes, ...], fields: list[Field], request: Request
+    ) -> bool:
+        """Whether the names were found where fields start, not within values: then every block
+        with the same parts has these fields. And whether no value that may come makes a difference.
         """
-        names = [name for name, _ in fields]
-        if names.count(b"grpc-timeout") != 1:
+        if request.refusal:
             return False
-        at = names.index(b"grpc-timeout")
+        room = self.decoder.list_bytes_max - (len(parts) - 1) * _VALUE_BYTES_MAX
+        if list_bytes(fields) > room or [name for name, _ in fields].count(b"grpc-timeout") > 1:
+            return False
+        decoder = Decoder(0, self.decoder.list_bytes_max)
+        decoder.table_bytes = 0
+        found: list[Field] = []
         try:
-            before_it, after_it = self.decoder.decode(before), self.decoder.decode(after)
-        except HeaderFault:
+            for part in parts[:-1]:
+                found += decoder.decode(part + _EMPTY_STRING)
+                if found[-1] not in _EMPTY_FIELDS:
+                    return False
+                found[-1] = (found[-1][0], fields[len(found) - 1][1])
+            found += decoder.decode(parts[-1])
+        except (HeaderFault, IndexError):
             return False
-        return before_it == fields[:at] and after_it == fields[at + 1 :]
+        return found == fields
+
+
+def _are_in_order(some: list[bytes], of_all: list[bytes]) -> bool:
+    """Whether all of `some` are there, in the same order."""
+    rest = iter(of_all)
+    return all(one in rest for one in some)
 
 
 def _end_of_string(block: bytes, position: int) -> int:
-    """0: there is no string, or a longer one than a timeout is."""
+    """0: there is no string, or a longer one than a value of a single call is."""
     size = block[position] & _STRING_SIZE if position < len(block) else _STRING_SIZE
     stop = position + 1 + size
     return stop if size < _STRING_SIZE and stop <= len(block) else 0

@@ -12,10 +12,13 @@ accepted: those that never end take places among `connections_max` for `handshak
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from mq.http2 import frames
 from mq.http2.calls import Call, CallAcceptor, Handlers
@@ -23,6 +26,7 @@ from mq.http2.connection import Connection
 from mq.http2.deadlines import TICK_S, Deadlines
 from mq.http2.frames import ErrorCode
 from mq.http2.limits import Limits, Usage
+from mq.http2.requests import Request
 from mq.logging import RateLimit, get_logger
 from mq.tls import names_of
 
@@ -31,6 +35,8 @@ log = get_logger(__name__)
 # What is handed to the transport at once, and from where on it asks for a pause.
 _WRITE_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 256 << 10
+# After so many bytes of a connection the others have their turn.
+_TURN_BYTES: Final = 512 << 10
 # Of the kernel; and how many connections are accepted in one turn of the loop.
 _BACKLOG: Final = 4_096
 _ACCEPTED_AT_ONCE: Final = 64
@@ -48,6 +54,22 @@ _TLS_HANDSHAKE: Final = b"\x16"
 _NEEDS_TLS: Final = frames.goaway(0, ErrorCode.INADEQUATE_SECURITY, "this port requires TLS")
 # Lines about handshakes that fail, which any client can cause.
 _LINES_MAX, _LINES_S = 10, 60.0
+
+
+class Peer(NamedTuple):
+    """A connection as an operator sees it."""
+
+    # In the order in which they connected.
+    number: int
+    address: str
+    age_s: float
+    is_encrypted: bool
+    # Since it connected.
+    calls: int
+    # The newest one; None: there was none yet.
+    request: Request | None
+    # Calls in flight, by path.
+    in_flight: Counter[bytes]
 
 
 class Http2Server:
@@ -139,6 +161,11 @@ class Http2Server:
     def connection_count(self) -> int:
         """With those that have not got further than a handshake."""
         return len(self.connections) + len(self._handshakes)
+
+    def peers(self, after: int, count: int) -> list[Peer]:
+        """Connections with a higher number, the lowest first."""
+        later = (one for one in self.connections if one.number > after)
+        return [one.peer() for one in heapq.nsmallest(count, later, key=lambda one: one.number)]
 
     async def _shake_hands(
         self, accepted: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]
@@ -253,16 +280,22 @@ class Http2Server:
             largest.fail(ErrorCode.ENHANCE_YOUR_CALM, "too much of this connection is in memory")
 
 
+# Of all servers of the process: a list of their connections is one list.
+_numbers = itertools.count(1)
+
+
 class ServerProtocol(asyncio.Protocol):
     """One connection on its transport."""
 
     def __init__(self, server: Http2Server) -> None:
+        self.number = next(_numbers)
         self._server = server
         self._loop = server.loop
         self._transport: asyncio.Transport
         self._connection: Connection
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
+        self._turn_bytes = 0
 
     # -- asyncio's callbacks ----------------------------------------------------------------------
 
@@ -286,8 +319,17 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_closing:
+            self._turn_bytes += len(data)
+            if self._turn_bytes - len(data) <= _TURN_BYTES < self._turn_bytes:
+                self._transport.pause_reading()
+                self._loop.call_soon(self._resume_reading)
             self._connection.receive(data, self._loop.time())
             self._flush()
+
+    def _resume_reading(self) -> None:
+        self._turn_bytes = 0
+        if not self._is_closing:
+            self._transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         if self._timer is not None:
@@ -307,6 +349,19 @@ class ServerProtocol(asyncio.Protocol):
     @property
     def held_bytes(self) -> int:
         return self._connection.received_bytes + self._connection.unsent_bytes
+
+    def peer(self) -> Peer:
+        connection = self._connection
+        calls = [one for one in connection.streams.values() if isinstance(one, Call)]
+        return Peer(
+            self.number,
+            connection.peer,
+            self._loop.time() - connection.began_s,
+            connection.is_encrypted,
+            connection.opened_streams,
+            connection.last_request,
+            Counter(one.request.path for one in calls),
+        )
 
     def drain(self) -> None:
         self._connection.drain()

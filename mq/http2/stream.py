@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mq.http2 import frames
 from mq.http2.frames import ErrorCode, StreamFault
@@ -16,6 +16,10 @@ from mq.http2.frames import ErrorCode, StreamFault
 if TYPE_CHECKING:
     from mq.http2.connection import Connection
     from mq.http2.requests import Timeout
+
+
+# Of a frame whose content may be taken in one step.
+SMALL_BYTES_MAX: Final = 4_096
 
 
 class Stream(abc.ABC):
@@ -77,6 +81,12 @@ class Stream(abc.ABC):
         these are the last. Owes credit for them.
         """
 
+    def on_small(self, connection: Connection, data: bytes, start: int, stop: int) -> bool:  # noqa: ARG002
+        """As `on_data`, of a frame up to SMALL_BYTES_MAX that the connection has not counted yet:
+        see `Connection.credit_at_once`. False: nothing was done.
+        """
+        return False
+
     @abc.abstractmethod
     def on_end(self) -> None:
         """The request is complete."""
@@ -113,7 +123,7 @@ class Stream(abc.ABC):
             return
         connection.credit(size)
         if not self.is_ended_in:
-            self._widen(connection, size)
+            self.widen(connection, size)
 
     def credit_early(self, size: int) -> None:
         """As `credit`, for bytes of a message that the handler waits for and that is not complete:
@@ -127,7 +137,7 @@ class Stream(abc.ABC):
         if self.is_ended_in:
             return
         if connection.admits(self):
-            self._widen(connection, size)
+            self.widen(connection, size)
         else:
             self._withheld_bytes += size
 
@@ -135,9 +145,10 @@ class Stream(abc.ABC):
         """It is its turn."""
         size, self._withheld_bytes = self._withheld_bytes, 0
         if self.connection is not None and not self.is_ended_in:
-            self._widen(self.connection, size)
+            self.widen(self.connection, size)
 
-    def _widen(self, connection: Connection, size: int) -> None:
+    def widen(self, connection: Connection, size: int) -> None:
+        """Credit of the stream alone."""
         self._uncredited_bytes += size
         if self._uncredited_bytes * 2 >= connection.limits.stream_window_bytes:
             connection.write(frames.window_update(self.stream_id, self._uncredited_bytes))

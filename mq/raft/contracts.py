@@ -49,8 +49,10 @@ class StateMachine(Protocol):
     @property
     def applied_index(self) -> int: ...
 
-    def checkpoint_payload(self) -> bytes:
-        """The complete state, as a message whose fields 1 and 2 are the machine's own."""
+    def checkpoint_payload(self) -> list[bytes]:
+        """The complete state, as a message whose fields 1 and 2 are the machine's own; in parts,
+        because it may be tens of megabytes.
+        """
         ...
 
     def check_writable(self) -> None:

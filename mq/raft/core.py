@@ -67,6 +67,8 @@ class Core:
     def tick(self, now_s: float) -> Ready:
         """Now and then, and when `wants_tick`: elections, heartbeats, entries to apply."""
         self.election.enter(now_s)
+        if self.replication.is_overtaken:
+            self._resign()
         self.election.tick()
         self._lead()
         self.replication.commit()
@@ -136,6 +138,10 @@ class Core:
     def transfer_leadership(self, now_s: float, to: str = "") -> Ready:
         """Asks the follower that has everything, if there is one, to take over; only this one."""
         self._out.now_s = now_s
+        self._ask_to_lead(to)
+        return self._leave()
+
+    def _ask_to_lead(self, to: str = "") -> None:
         for peer_id in self.other_ids:
             progress = self.progress(peer_id)
             is_able = progress.is_connected and progress.is_voter
@@ -143,7 +149,6 @@ class Core:
             if to in ("", peer_id) and is_able and is_complete and self.election.is_leader:
                 self._out.send(peer_id, self.term, timeout_now=TimeoutNow())
                 break
-        return self._leave()
 
     def started_over(self, leader_id: str, term: int, now_s: float) -> Ready:
         """The first call to a core whose log is the beginning of this leader's."""
@@ -209,6 +214,19 @@ class Core:
         return self.election.has_sure_leader and self.replication.has_all_committed
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _resign(self) -> None:
+        """Steps down before it could be asked for its vote, which it could not save: callers that
+        wait are told now, not when the disk moves again.
+        """
+        log.warning(
+            "the disk of this leader stands still while the others go on: stepping down",
+            node=self.node_id,
+            durable_index=self.log.durable_index,
+            last_index=self.log.last_index,
+        )
+        self._ask_to_lead()
+        self.election.step_down()
 
     def _lead(self) -> None:
         """Hands an election that is won, and a heartbeat that is due, to the replication."""

@@ -24,9 +24,12 @@ from mq.raft.contracts import Committed, Links, Outcome
 from mq.raft.handshake import Past, Restored
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
+from mq.wire.fields import only
 from mq.wire.v1.log_pb2 import Member, Restoration
 from mq.wire.v1.raft_pb2 import CheckpointMembers, Roster
 
+# Of a checkpoint. The others are the state machine's.
+_OWN_FIELDS = frozenset(CheckpointMembers.DESCRIPTOR.fields_by_number)
 # A node that lacks no more entries than this has them in a moment.
 _CLOSE_ENTRIES = 64
 
@@ -43,7 +46,7 @@ def read_restorations(log: CommitLog) -> tuple[Restored, ...]:
 
 def _opening(log: CommitLog, checkpoint_index: int) -> CheckpointMembers:
     payload = log.entry(checkpoint_index).payload
-    return CheckpointMembers.FromString(payload)  # type: ignore[arg-type] # a buffer is fine
+    return CheckpointMembers.FromString(only(payload, _OWN_FIELDS))
 
 
 def _by_node(checkpoint: CheckpointMembers) -> dict[str, str]:
@@ -55,19 +58,19 @@ def _restorations(checkpoint: CheckpointMembers) -> tuple[Restored, ...]:
 
 
 def checkpoint_entry(
-    state: bytes,
+    state: Sequence[bytes],
     members: Mapping[str, str],
     restorations: Sequence[Restored] = (),
     *,
     term: int,
     stored_at_ms: int,
 ) -> NewEntry:
-    """Opens a segment. Protobuf joins the two parts: they are fields of one message."""
+    """Opens a segment. Protobuf joins the parts: they are fields of one message."""
     ours = CheckpointMembers(
         members=_messages(members),
         restorations=[Restoration(**each._asdict()) for each in restorations],
     )
-    payload = [state, ours.SerializeToString()]
+    payload = [*state, ours.SerializeToString()]
     return NewEntry(Kind.CHECKPOINT, term, stored_at_ms, payload)
 
 
@@ -220,6 +223,8 @@ class Membership:
         # be a leader that takes it back.
         self._former: dict[str, str] = {}
         self._told = Roster()
+        # The last checkpoint that this node wrote, and its raft index.
+        self._written = 0, CheckpointMembers()
         # The log may name other members than `members`, or commit its last checkpoint.
         self.is_stale = True
 
@@ -232,21 +237,31 @@ class Membership:
                 self.set_peers()
             self.is_stale = bool(self._former)
             return False
-        self._checkpoint_index = index
-        before, self.members = self.members, self.read()
-        self._former = self._members_before(index) if commit_index < index else {}
+        known = self._checkpoint_index, self.members
+        self._checkpoint_index, self.members = index, self.read()
+        self._former = self._members_before(index, *known) if commit_index < index else {}
+        before = known[1]
         self.is_stale = bool(self._former)
         self.set_peers()
         return before != self.members
 
+    def wrote(self, raft_index: int, checkpoint: NewEntry) -> None:
+        """This node has opened a segment with this entry, which need not be read again."""
+        self._written = raft_index, CheckpointMembers.FromString(bytes(checkpoint.payload[-1]))
+        self.is_stale = True
+
     def forget(self) -> None:
         """The log is not the one that was read: it was truncated, or starts over."""
         self._checkpoint_index = 0
+        self._written = 0, CheckpointMembers()
         self.is_stale = True
 
     def read(self) -> dict[str, str]:
         """Of the end of the log."""
-        checkpoint = _opening(self._log, self._log.last_checkpoint_index)
+        index = self._log.last_checkpoint_index
+        written_index, checkpoint = self._written
+        if index != written_index:
+            checkpoint = _opening(self._log, index)
         self.restorations = _restorations(checkpoint)
         return _by_node(checkpoint) or self._contacts
 
@@ -255,10 +270,16 @@ class Membership:
         log = self._log
         return Past(log.last_index, self.restorations) if log.last_index else Past()
 
-    def _members_before(self, checkpoint_index: int) -> dict[str, str]:
-        """A checkpoint is written when all before it is committed: one step back is enough."""
+    def _members_before(
+        self, checkpoint_index: int, known_index: int, known: dict[str, str]
+    ) -> dict[str, str]:
+        """A checkpoint is written when all before it is committed: one step back is enough. What is
+        `known` of it is not read again: it may be damaged by now, and just being mended.
+        """
         older = [index for index in self._log.checkpoint_indexes if index < checkpoint_index]
-        return read_members(self._log, older[-1]) if older else {}
+        if not older:
+            return {}
+        return known if older[-1] == known_index else read_members(self._log, older[-1])
 
     def roster(self) -> Roster:
         return Roster(checkpoint_index=self._checkpoint_index, members=_messages(self.members))

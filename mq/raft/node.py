@@ -85,6 +85,8 @@ class Node:
         self._disk = disk
         self.now_ms = clock.now_ms
         self._loop = asyncio.get_running_loop()
+        # The term in which this node leads; 0: it does not. Asked for every call.
+        self.leading_term = 0
         self._failed: asyncio.Future[MqError] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._is_turn_due = False
@@ -317,6 +319,7 @@ class Node:
     now_s = staticmethod(time.monotonic)
 
     def on_leadership(self, leadership: Leadership) -> None:
+        self.leading_term = leadership.term if leadership.role == Role.LEADER else 0
         log.info(
             "leadership",
             node=self._node_id,

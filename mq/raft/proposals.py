@@ -188,7 +188,7 @@ class Writer:
         )
         ref = self._log.roll(entry)
         self.is_roll_due = False
-        membership.is_stale = True
+        membership.wrote(ref.raft_index, entry)
         changes.written(ref.raft_index, term)
 
     def _append_what_fits(self, count: int, term: int) -> None:

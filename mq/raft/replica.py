@@ -22,6 +22,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from mq import memory
 from mq.errors import DiskFull, MalformedEntries, MessageTooLarge, MqError, NodeStopped, NotLeader
 from mq.logging import get_logger
 from mq.raft.contracts import (
@@ -211,8 +212,12 @@ class Replica:
         except MqError as error:
             self.fail(error)
         except Exception as error:
-            log.exception("this is a bug", node=self.node_id)
-            self.fail(NodeStopped(f"an error that should not be: {error!r}"))
+            if memory.is_exhausted(error):
+                # What was half done is done by the next start.
+                self.fail(NodeStopped("no memory is left: give the node more, and start it again"))
+            else:
+                log.exception("this is a bug", node=self.node_id)
+                self.fail(NodeStopped(f"an error that should not be: {error!r}"))
         self._proposals.tell()
 
     def _settle(self) -> None:

@@ -83,6 +83,8 @@ class Replication:
         self._given_s = 0.0
         # Term and commit index that the leader has stated.
         self._leader_commit = (0, 0)
+        # When a sync ended last, or was needed after a time in which none was.
+        self._synced_s = out.now_s
         self._learners: set[Peer] = set()
         self._receivers: list[Peer] = []
         self._refresh_receivers()
@@ -114,10 +116,30 @@ class Replication:
             and self.log.has(commit_index, current_term)
         )
 
+    @property
+    def is_overtaken(self) -> bool:
+        """This leader's disk stands still, and a majority without it has what it could not sync:
+        nothing is committed here, and the others could go on. Where their disks stand still too,
+        as shared ones do, it is not.
+        """
+        durable_index, others = self.log.durable_index, self._election.others
+        if not self._election.is_leader or durable_index == self.log.last_index:
+            return False
+        if self._out.now_s - self._synced_s < self._timing.fallback_s:
+            return False
+        ahead = [
+            peer
+            for peer in others
+            if peer.progress.is_connected and peer.progress.match_index > durable_index
+        ]
+        return len(ahead) > (len(others) + 1) / 2
+
     # -- the log has changed -----------------------------------------------------------------------
 
     def appended(self) -> None:
         """The log has the entries of the last `Ready`, or more of this leader."""
+        if self.log.durable_index == self.log.last_index:
+            self._synced_s = self._out.now_s
         self.log.refresh(was_truncated=self._was_truncated)
         self._was_truncated = False
         pending, self._append_pending = self._append_pending, None
@@ -140,6 +162,7 @@ class Replication:
 
     def synced(self, raft_index: int) -> None:
         """Entries up to this one are on disk."""
+        self._synced_s = self._out.now_s
         self.log.refresh_durable(raft_index)
         self._pay(is_sign_of_life=False)
         self.commit()

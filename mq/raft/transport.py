@@ -1,6 +1,7 @@
 """Frames between the nodes of a broker set: one TCP connection a pair of nodes.
 
-The node with the smaller id dials, again and again with growing pauses; the other accepts. A new
+The node with the smaller id dials, again and again with growing pauses, and looks the other one's
+name up each time, which may have moved; the other accepts. A new
 connection of a peer that is connected already takes the place of the old one: with TLS at once,
 since both have shown a certificate; without, where any process can say Hello in the name of a peer,
 only when the old one ends or stays silent while the new one is held. TCP keeps the order; what was
@@ -18,6 +19,7 @@ Nothing here knows terms, logs or votes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import ssl
@@ -30,6 +32,7 @@ from mq.logging import RateLimit, get_logger
 from mq.raft.connection import Connection
 from mq.raft.frames import Frame
 from mq.raft.handshake import Expected, Past, Presence, greeting, objection, printable
+from mq.raft.lookup import Lookup
 from mq.raft.tls import TlsContexts, explain
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Hello
@@ -144,6 +147,7 @@ class Transport:
         self.presence = Presence()
         self.presences: dict[str, Presence] = {}
         self._complaints = Complaints()
+        self._lookup = Lookup()
 
     # -- calls of the core -------------------------------------------------------------------------
 
@@ -338,9 +342,17 @@ class Transport:
     async def _connect(self, connection: Connection) -> None:
         host, port = _split_address(connection.address)
         tls = self._tls().client if self._tls is not None else None
+        loop, name = asyncio.get_running_loop(), host if tls else None
         async with asyncio.timeout(self._connect_timeout_ms / 1000):
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection, host, port, ssl=tls, server_hostname=host if tls else None
+            *others, last = await self._lookup.addresses(host)
+            for address in others:
+                with contextlib.suppress(OSError):
+                    await loop.create_connection(
+                        lambda: connection, address, port, ssl=tls, server_hostname=name
+                    )
+                    return
+            await loop.create_connection(
+                lambda: connection, last, port, ssl=tls, server_hostname=name
             )
 
     # -- accepting ---------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ class VoteFile:
         self._failure: MqError | None = None
         try:
             if not vfs.exists(path):
-                first = (encode(Vote(number, 0, None, must_catch_up=False)) for number in range(2))
-                write_file_atomically(vfs, path, b"".join(first))
+                first = [encode(Vote(number, 0, None, must_catch_up=False)) for number in range(2)]
+                write_file_atomically(vfs, path, first)
             self._file: File = vfs.open(path)
         except OSError as error:
             raise self._unusable(error) from error

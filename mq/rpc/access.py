@@ -73,6 +73,11 @@ class Rules:
         self._gate.check(caller, Action.CONSUME, group_resource(request.group))
         self._gate.check(caller, Action.CONSUME, topic_resource(request.topic))
 
+    def leave(self, caller: Principal, request: consumer_pb2.LeaveRequest) -> None:
+        """With a reason, another member is sent away."""
+        action = Action.ALTER if request.reason else Action.CONSUME
+        self._gate.check(caller, action, group_resource(request.group))
+
     def retry(self, caller: Principal, request: consumer_pb2.RetryRequest) -> None:
         """A copy is made of each message."""
         self._gate.check(caller, Action.CONSUME, group_resource(request.group))
@@ -81,14 +86,20 @@ class Rules:
 
     def send_atomically(self, caller: Principal, request: Any) -> None:
         """The topics of the batches are checked by the service, which opens them."""
-        if request.group or request.positions or request.handles:
+        letters = request.dead_letters.messages
+        if request.group or request.positions or request.handles or letters:
             self._gate.check(caller, Action.CONSUME, group_resource(request.group))
-        for topic in {one.topic for one in request.positions}:
+        for topic in {one.topic for one in (*request.positions, *letters)}:
             self._gate.check(caller, Action.CONSUME, topic_resource(topic))
 
     def reset_offsets(self, caller: Principal, request: Any) -> None:
         self._gate.check(caller, Action.ALTER, group_resource(request.group))
         self._gate.check(caller, Action.DESCRIBE, topic_resource(request.topic))
+
+    def scheduled(self, caller: Principal, request: Any) -> None:
+        """Without a topic it is a list of what may be seen."""
+        if request.topic:
+            self._gate.check(caller, Action.DESCRIBE, topic_resource(request.topic))
 
     def dead_letters(self, caller: Principal, request: Any) -> None:
         """Bodies are for those who may consume; without a group it is a list."""
@@ -101,6 +112,11 @@ class Rules:
             self._gate.check(caller, Action.DESCRIBE, resource)
             if request.create_missing and self.is_new(topic):
                 self._gate.check(caller, Action.CREATE, resource)
+
+    def transfer_leadership(self, caller: Principal, request: Any) -> None:
+        """A broker that is about to stop asks for it, too, by the key of the cluster."""
+        if not caller.is_broker:
+            self._gate.check(caller, Action.ALTER, Resource(Kind.CLUSTER, "members"))
 
     def transaction(self, action: Action) -> Rule:
         """Of the topic that the half message is for. One that is not open is not found later."""
@@ -126,6 +142,8 @@ class Rules:
             self._gate.check_publish(caller, topic, is_new=self.is_new(topic))
 
     def check_transaction(self, caller: Principal, action: Action, transaction_id: str) -> None:
+        if caller.is_superuser:
+            return
         _, log_offset = parse_message_id(transaction_id)
         one = self._broker.state.transactions.open.get(log_offset)
         if one is not None:
@@ -136,6 +154,9 @@ class Rules:
 
     def may_describe_group(self, caller: Principal, group: str) -> bool:
         return self._gate.may(caller, Action.DESCRIBE, group_resource(group))
+
+    def may_consume_topic(self, caller: Principal, topic: str) -> bool:
+        return self._gate.may(caller, Action.CONSUME, topic_resource(topic))
 
     def check_describe_topic(self, caller: Principal, topic: str) -> None:
         self._gate.check(caller, Action.DESCRIBE, topic_resource(topic))

@@ -7,19 +7,26 @@ import itertools
 from collections.abc import Mapping
 
 from mq import names
+from mq.admin import tracing
 from mq.admin.broker_sets import BrokerSets
 from mq.admin.control import Control
 from mq.admin.groups import GroupControl
 from mq.admin.inspector import Inspector
 from mq.admin.log_export import read_chunk
 from mq.admin.members import SetMembers
+from mq.admin.schedule import ScheduleReader
+from mq.broker.attribution import Actor
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
+from mq.broker.retry.dead_letters import LetterResult
 from mq.broker.security.audit import Record
+from mq.errors import IllegalRequest
 from mq.rpc.access import Rules
+from mq.rpc.clients import Clients
 from mq.rpc.context import Context
+from mq.rpc.producer import recall
 from mq.rpc.queues import decode_offset_kind, encode_positions, start_offsets, topic_queues
 from mq.rpc.transaction import parse_transaction_id
 from mq.wire.v1 import admin_pb2 as pb
@@ -28,12 +35,16 @@ _QUEUES_RECORDED_MAX = 100
 
 
 class AdminService:
-    def __init__(self, broker: Broker, broker_set: str, control: Control, rules: Rules) -> None:
+    def __init__(
+        self, broker: Broker, broker_set: str, control: Control, rules: Rules, clients: Clients
+    ) -> None:
         self._broker = broker
         self._rules = rules
         self._broker_set = broker_set
         self._control = control
+        self._clients = clients
         self._inspector = Inspector(broker, broker_set)
+        self._schedule = ScheduleReader(broker, broker_set)
         self._groups = GroupControl(broker)
         self._members = SetMembers(broker.leadership, control.raft, control.status)
         self._sets = BrokerSets(broker)
@@ -93,7 +104,11 @@ class AdminService:
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         after = await start_offsets(self._broker, queues, start)
         before = await self._groups.reset(
-            request.group, after, may_be_new=request.may_be_new, is_dry_run=request.is_dry_run
+            request.group,
+            after,
+            Actor(context.caller.user, context.peer()),
+            may_be_new=request.may_be_new,
+            is_dry_run=request.is_dry_run,
         )
         if not request.is_dry_run:
             self._record(
@@ -125,6 +140,38 @@ class AdminService:
             self._broker.quotas.change_catalog(context.caller.user, request.group)
         return await self._groups.alter(request.group, retries_max, is_ordered=is_ordered)
 
+    async def list_leases(
+        self, request: pb.ListLeasesRequest, context: Context
+    ) -> pb.ListLeasesResponse:
+        namespace = context.caller.namespace
+        return await self._inspector.leases(
+            request, lambda topic: not namespace or names.local_name(namespace, topic) is not None
+        )
+
+    # -- messages that wait -----------------------------------------------------------------------
+
+    async def list_scheduled(
+        self, request: pb.ListScheduledRequest, context: Context
+    ) -> pb.ListScheduledResponse:
+        return await self._schedule.listed(
+            request,
+            functools.partial(self._rules.may_describe_topic, context.caller),
+            functools.partial(self._rules.may_consume_topic, context.caller),
+        )
+
+    async def count_scheduled(
+        self, request: pb.CountScheduledRequest, context: Context
+    ) -> pb.CountScheduledResponse:
+        may_see = functools.partial(self._rules.may_describe_topic, context.caller)
+        return await self._schedule.counted(request.buckets_max, may_see)
+
+    async def recall_scheduled(
+        self, request: pb.RecallScheduledRequest, context: Context
+    ) -> pb.RecallScheduledResponse:
+        await recall(self._broker, self._broker_set, request)
+        self._record("recall_message", f"topic:{request.topic}", request.message_id)
+        return pb.RecallScheduledResponse()
+
     # -- transactions and dead letters ------------------------------------------------------------
 
     async def list_transactions(
@@ -150,13 +197,15 @@ class AdminService:
             may_see = self._rules.may_describe_group
             seen = [one for one in counts if may_see(context.caller, one.group)]
             return pb.ListDeadLettersResponse(groups=seen)
-        messages, next_offset = self._inspector.dead_letters(
+        messages, next_offset = await self._inspector.dead_letters(
             request.group, request.queue_offset, request.messages_max
         )
+        resent = self._broker.dead_letters.resent(request.group)
         return pb.ListDeadLettersResponse(
             messages=messages,
             next_offset=next_offset,
             next_offsets={self._broker_set: next_offset},
+            resent_ids=[one.message_id for one in messages if one.queue_offset in resent],
         )
 
     async def resend_dead_letters(
@@ -177,24 +226,64 @@ class AdminService:
         count = await self._broker.dead_letters.purge(request.group, request.before_offset)
         return pb.PurgeDeadLettersResponse(messages=count)
 
+    async def settle_dead_letters(
+        self, request: pb.SettleDeadLettersRequest, context: Context
+    ) -> pb.SettleDeadLettersResponse:
+        if request.action not in (pb.LETTER_ACTION_RESEND, pb.LETTER_ACTION_PURGE):
+            raise IllegalRequest(f"action = {request.action}: use resend (1) or purge (2)")
+        if not request.queue_offsets:
+            raise IllegalRequest("queue_offsets is empty: say which dead letters")
+        resends = request.action == pb.LETTER_ACTION_RESEND
+        outcomes = await self._broker.dead_letters.settle(
+            request.group, request.queue_offsets, resends=resends, again=request.again
+        )
+        sent = [one.queue_offset for one in outcomes if one.result == LetterResult.RESENT]
+        if sent:
+            subject = f"group:{request.group}"
+            self._record("resend_dead_letters", subject, None, {"messages": len(sent)})
+        return pb.SettleDeadLettersResponse(
+            outcomes=[
+                pb.LetterOutcome(
+                    queue_offset=one.queue_offset,
+                    result=one.result.value,  # type: ignore[arg-type]  # a number on the wire
+                    message_id=(
+                        names.message_id(self._broker_set, one.log_offset)
+                        if one.log_offset >= 0
+                        else ""
+                    ),
+                    text=one.text,
+                )
+                for one in outcomes
+            ]
+        )
+
     # -- messages ---------------------------------------------------------------------------------
 
     async def get_message(
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.StoredMessage:
-        message = self._inspector.message(request.message_id)
+        message = await self._inspector.message(request.message_id)
         self._rules.check_consume_topic(context.caller, message.topic)
         return message
 
     async def query_messages(
         self, request: pb.QueryMessagesRequest, context: Context
     ) -> pb.MessageList:
-        return self._inspector.by_key(request)
+        return await self._inspector.by_key(request)
 
     async def browse_messages(
         self, request: pb.BrowseMessagesRequest, context: Context
     ) -> pb.MessageList:
-        return self._inspector.browse(request, compile_filter(request.filter))
+        return await self._inspector.browse(request, compile_filter(request.filter))
+
+    async def trace_message(
+        self, request: pb.TraceMessageRequest, context: Context
+    ) -> pb.MessageTrace:
+        check_topic = functools.partial(self._rules.check_consume_topic, context.caller)
+        may_see_group = functools.partial(self._rules.may_describe_group, context.caller)
+        return await tracing.trace(
+            self._broker, self._broker_set, request, check_topic, may_see_group
+        )
 
     # -- the broker set and the cluster -----------------------------------------------------------
 
@@ -237,6 +326,11 @@ class AdminService:
         self, request: pb.BrokerStatusRequest, context: Context
     ) -> pb.BrokerStatusResponse:
         return self._control.status()
+
+    async def list_clients(
+        self, request: pb.ListClientsRequest, context: Context
+    ) -> pb.ListClientsResponse:
+        return await self._clients.listed(request)
 
     async def get_config(self, request: pb.GetConfigRequest, context: Context) -> pb.ConfigList:
         return self._control.options()

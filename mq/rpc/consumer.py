@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 from mq import names
+from mq.broker.attribution import Actor, actor_of
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
@@ -62,7 +64,6 @@ _REASON_CHARACTERS_MAX = 1_000
 _ANSWER_S = 1.0
 
 # What most acknowledgements are.
-_ONE_DONE = acks.HandlesSettled([True])
 _ONE_DONE_RESPONSE = pb.HandleResponse(codes=[Code.SEND_OK]).SerializeToString()
 
 # Of a Receive that is read once and then remembered.
@@ -175,7 +176,8 @@ class ConsumerService:
         if request.WhichOneof("kind") != "start":
             raise IllegalRequest("the first message of the stream must be `start`")
         start, groups = request.start, self._broker.groups
-        spec = _member_spec(start, context.peer(), is_streaming=True)
+        user = LIVE.get().principal.user
+        spec = _member_spec(start, context.peer(), user, is_streaming=True)
         self._rules.hold(subscription_needs(start))
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
         limits, first = self._within_rate(_cache_limits(start), filters), decode_start(start)
@@ -183,7 +185,7 @@ class ConsumerService:
         positions = await decode_positions(start.positions)
         await turn.over()
         claims = await in_turns(
-            (queue, groups.claim(start.group, queue, at)) for queue, at in positions.items()
+            (queue, groups.claim(start.group, spec, queue, at)) for queue, at in positions.items()
         )
         await self._broker.expect(filters)
         await turn.over()
@@ -213,7 +215,7 @@ class ConsumerService:
                     groups.alive(subscriber)
                     subscriber.resume(wanted)
                 case "released":
-                    groups.released(subscriber, await decode_queues(request.released.queues))
+                    groups.released(subscriber, await _decode_released(request.released.queues))
                 case "seek":
                     groups.seek(subscriber, await decode_positions(request.seek.positions))
                 case "alive":
@@ -267,7 +269,7 @@ class ConsumerService:
     # -- groups of members that pull --------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest, context: Context) -> bytes:
-        spec = _member_spec(request, context.peer(), is_streaming=False)
+        spec = _member_spec(request, context.peer(), context.caller.user, is_streaming=False)
         for one in request.subscriptions:
             compile_filter(one.filter)
         owned = await decode_queues(request.owned)
@@ -285,7 +287,8 @@ class ConsumerService:
         return await self._membership(group, request.member_id)
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        self._broker.groups.leave(request.group, request.member_id)
+        reason = request.reason[:_REASON_CHARACTERS_MAX]
+        self._broker.groups.leave(request.group, request.member_id, reason)
         self._broker.receiving.leave(request.group, request.member_id)
         return pb.LeaveResponse()
 
@@ -321,7 +324,9 @@ class ConsumerService:
             error = done.exception()
             answer(_COMMITTED_RESPONSE if error is None else error)
 
-        durable = self._broker.groups.commit(request.group, request.member_id, positions)
+        durable = self._broker.groups.commit(
+            request.group, request.member_id, positions, _caller(context)
+        )
         durable.add_done_callback(committed)
         return True
 
@@ -331,7 +336,9 @@ class ConsumerService:
         names.check_group(request.group)
         positions = await decode_positions(request.positions)
         await self._broker.puller.until_applied(positions)
-        await self._broker.groups.commit(request.group, request.member_id, positions)
+        await self._broker.groups.commit(
+            request.group, request.member_id, positions, _caller(context)
+        )
         return pb.CommitOffsetsResponse()
 
     async def query_offsets(self, request: pb.QueryOffsetsRequest, context: Context) -> bytes:
@@ -356,7 +363,7 @@ class ConsumerService:
         """Serves a receive from a topic that exists; False: `receive` waits for the topic, or
         because of quotas.
         """
-        wanted = _read_receive(data, context.peer())
+        wanted = _read_receive(data, context.peer(), context.caller.user)
         quotas, user = self._broker.quotas, context.caller.user
         if wanted.topic not in self._broker.state.topics or (
             quotas.is_limiting
@@ -392,7 +399,7 @@ class ConsumerService:
         return True
 
     async def receive(self, request: pb.ReceiveRequest, context: Context) -> bytes:
-        wanted = _decode_receive(request, context.peer())
+        wanted = _decode_receive(request, context.peer(), context.caller.user)
         wanted = wanted._replace(wait_s=min(wanted.wait_s, _time_left_s(context)))
         await self._broker.expect([request.topic])
         await self._broker.catalog.begin_group(request.group)
@@ -483,7 +490,7 @@ def _held(answer: bytes, context: Context, unsent: Unsent) -> bytes:
 
 
 def _member_spec(
-    request: pb.JoinRequest | pb.SubscribeStart, address: str, *, is_streaming: bool
+    request: pb.JoinRequest | pb.SubscribeStart, address: str, user: str, *, is_streaming: bool
 ) -> Spec:
     """Raises IllegalGroup, IllegalRequest, IllegalFilter."""
     names.check_group(request.group)
@@ -502,13 +509,27 @@ def _member_spec(
     subscriptions = {one.topic: canonical(one.filter) for one in request.subscriptions}
     if len(subscriptions) < len(request.subscriptions):
         raise IllegalRequest("a topic is subscribed to twice: combine the filters into one")
-    return Spec(member_id, request.zone[:127], request.mode, subscriptions, address, is_streaming)
+    zone = request.zone[:127]
+    return Spec(member_id, zone, request.mode, subscriptions, address, is_streaming, user)
 
 
 async def _decode_epochs(wire: Iterable[pb.QueuePosition]) -> list[Position]:
     return await in_turns(
         Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch) for one in wire
     )
+
+
+async def _decode_released(wire: Iterable[pb.QueueId]) -> dict[Queue, int | None]:
+    epochs: dict[Queue, int | None] = {}
+    await in_turns(
+        operator.setitem(
+            epochs,
+            Queue(one.topic, one.queue_id),
+            one.epoch if one.HasField("epoch") else None,
+        )
+        for one in wire
+    )
+    return epochs
 
 
 def _redirect(redirected: Redirected) -> bytes:
@@ -532,16 +553,17 @@ def _cache_limits(start: pb.SubscribeStart) -> CacheLimits:
     )
 
 
-def _decode_receive(request: pb.ReceiveRequest, peer: str) -> Receive:
+def _decode_receive(request: pb.ReceiveRequest, peer: str, user: str) -> Receive:
     """Raises IllegalGroup, IllegalRequest, IllegalFilter."""
     names.check_group(request.group)
     spec = ReceiveSpec(canonical(request.filter), request.is_ordered)
     # Calls without a member id that want different things are not of one member.
     unnamed = f"{peer} {hash(spec) & 0xFFFF:04x}"
+    member_id = _member_id(request.member_id)
     return Receive(
         request.group,
         request.topic,
-        _member_id(request.member_id) or unnamed,
+        member_id or unnamed,
         spec,
         compile_filter(request.filter),
         min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
@@ -549,21 +571,26 @@ def _decode_receive(request: pb.ReceiveRequest, peer: str) -> Receive:
         _invisible_ms(request.invisible_ms or INVISIBLE_MS_DEFAULT),
         request.wait_ms / 1000,
         decode_start(request),
+        Actor(user, peer, "", request.group, member_id, spec.filters_of(request.topic)),
     )
 
 
-def _read_receive(data: bytes, peer: str) -> Receive:
+def _read_receive(data: bytes, peer: str, user: str) -> Receive:
     """As `_decode_receive`; DecodeError."""
     read = _remembered_receive if len(data) <= _REMEMBERED_BYTES_MAX else _read_anew
-    return read(data, peer)
+    return read(data, peer, user)
 
 
-def _read_anew(data: bytes, peer: str) -> Receive:
-    return _decode_receive(pb.ReceiveRequest.FromString(data), peer)
+def _read_anew(data: bytes, peer: str, user: str) -> Receive:
+    return _decode_receive(pb.ReceiveRequest.FromString(data), peer, user)
 
 
 # A consumer asks for the same again and again.
 _remembered_receive = functools.lru_cache(maxsize=1_024)(_read_anew)
+
+
+def _caller(context: Context) -> Actor:
+    return actor_of(context.caller.user, context.peer())
 
 
 def _handles(group: str, handles: Sequence[pb.Handle]) -> list[Handle | None]:
@@ -583,7 +610,7 @@ def _change_invisible(request: pb.ChangeInvisibleRequest) -> acks.ChangeInvisibl
 
 
 def _handle_response(settled: acks.HandlesSettled) -> bytes:
-    if settled == _ONE_DONE:
+    if settled is acks.ONE_DONE:
         return _ONE_DONE_RESPONSE
     codes = [Code.SEND_OK if one else Code.ILLEGAL_HANDLE for one in settled.valid]
     until_ms = settled.invisible_until_ms
@@ -615,7 +642,7 @@ def _member_id(member_id: str) -> str:
 
 def _failed(wire: pb.FailedMessage) -> Failed:
     return Failed(
-        MessagePosition(Queue(wire.topic, wire.queue_id), wire.queue_offset),
+        MessagePosition.of(wire),
         wire.delay_ms if wire.HasField("delay_ms") else None,
         wire.reason,
     )

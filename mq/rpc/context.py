@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mq.broker.security.gate import Principal
+from mq.http2.server import Peer
 from mq.http2.status import Status
 
 
@@ -100,3 +101,8 @@ class Listener(Protocol):
 
     async def connections(self) -> int:
         """How many clients are connected."""
+
+    def peers(self, after: int, count: int) -> Sequence[Peer] | None:
+        """So many connections with a higher number, in their order; None: the transport does not
+        tell one from another.
+        """

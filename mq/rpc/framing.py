@@ -12,6 +12,7 @@ that batches and runs pass as they are.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mq.broker.consumer.subscriber import Delivered
+from mq.broker.queue import Queue
 from mq.broker.receive.grants import GrantedRun
 from mq.broker.receive.leases import lease_bytes
 from mq.errors import IllegalRequest
@@ -32,8 +34,9 @@ _ASSIGNMENT_FIELD = b"\x0a"  # `assignment` of a SubscribeResponse
 _DELIVERY_FIELD = b"\x12"  # `delivery` of a SubscribeResponse
 _CHECK_FIELD = b"\x32"  # `check` of a TransactResponse
 _SIZE, _SIZES = struct.Struct("<I"), np.dtype("<u4")
+_TWO_BYTE_LENGTH_MAX = (1 << 14) - 1
 # Setting all fields of a message again is faster than making another one.
-_RUN, _RECEIVED = consumer_pb2.RawRun(), consumer_pb2.ReceivedRun()
+_RUN = consumer_pb2.RawRun()
 
 
 class Publish(NamedTuple):
@@ -66,6 +69,55 @@ def read_publish(data: bytes) -> Publish:
     if not batches:
         raise IllegalRequest("the PublishRequest has no batches")
     return Publish(request_id, ack, batches)
+
+
+def read_single(data: bytes) -> tuple[bytes, bytes, bytes] | None:  # noqa: C901 - one walk
+    """Of a PublishRequest with one batch of one message, as every library writes it: its id, the
+    topic and queue, and the message as field 15 of its batch, each as the bytes of their fields.
+    None: it has something else, or in another order, or 16 KiB. What the message says is not
+    looked at.
+    """
+    size = len(data)
+    try:
+        at = 0
+        if data[0] == 0x08:
+            at = 1
+            while data[at] > 0x7F:
+                at += 1
+            at += 1
+        batch = at + 2
+        length = data[at + 1]
+        if length > 0x7F:
+            length += (data[batch] - 1) << 7
+            batch += 1
+        topic_bytes = data[batch + 1]
+        if (
+            size > _TWO_BYTE_LENGTH_MAX
+            or data[at] != 0x7A
+            or batch + length != size
+            or data[batch] != 0x0A
+            or topic_bytes > 0x7F
+            or at > varint.BYTES_MAX
+        ):
+            return None
+        frame = batch + 2 + topic_bytes
+        if data[frame] == 0x10:
+            frame += 1
+            while data[frame] > 0x7F:
+                frame += 1
+            frame += 1
+        message = frame + 2
+        length = data[frame + 1]
+        if length > 0x7F:
+            length += (data[message] - 1) << 7
+            message += 1
+            if length < 0x80:
+                return None  # written longer than it has to be
+        if data[frame] != 0x7A or message + length != size:
+            return None
+    except IndexError:
+        return None
+    return data[:at], data[batch:frame], data[frame:]
 
 
 _PULL_STATUS = {
@@ -123,34 +175,50 @@ def delivery(delivered: Delivered) -> list[bytes | memoryview]:
 
 def receive_response(given: list[GrantedRun]) -> bytes:
     parts: list[bytes | memoryview] = []
-    head = _RECEIVED
     for queue, lease, attempt, visible_at_ms, run in given:
-        head.topic = queue.topic
-        head.queue_id = queue.queue_id
-        head.lease = lease_bytes(queue, lease)
-        head.attempt = attempt
-        head.invisible_until_ms = visible_at_ms
-        inner: list[bytes | memoryview] = [head.SerializeToString()]
-        _add_runs(inner, [run])
-        parts.append(_LAST_FIELD + varint.encode(sum(map(len, inner))))
-        parts += inner
+        head, encoded = _received_head(queue, lease, attempt, visible_at_ms), _run_head(run)
+        run_bytes = len(encoded) + len(run.frames)
+        run_field = _last_field(run_bytes)
+        parts.append(_last_field(len(head) + len(run_field) + run_bytes))
+        parts += (head, run_field, encoded, run.frames)
     return b"".join(parts)
 
 
+# Receives of one message that are granted together have one lease.
+@functools.lru_cache(maxsize=256)
+def _received_head(queue: Queue, lease: int, attempt: int, visible_at_ms: int) -> bytes:
+    """All of a received run but its run."""
+    head = consumer_pb2.ReceivedRun(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        lease=lease_bytes(queue, lease),
+        attempt=attempt,
+        invisible_until_ms=visible_at_ms,
+    )
+    return head.SerializeToString()
+
+
+@functools.lru_cache(maxsize=4096)
+def _last_field(length: int) -> bytes:
+    """The head of field 15."""
+    return _LAST_FIELD + varint.encode(length)
+
+
 def _add_runs(parts: list[bytes | memoryview], runs: list[Run]) -> None:
+    for run in runs:
+        encoded, frames = _run_head(run), run.frames
+        parts += (_last_field(len(encoded) + len(frames)), encoded, frames)
+
+
+def _run_head(run: Run) -> bytes:
+    """All of a run but its frames."""
     head = _RUN
-    for queue_offset, count, log_offset, stored_at_ms, frames, sizes in runs:
-        head.queue_offset = queue_offset
-        head.log_offset = log_offset
-        head.stored_at_ms = stored_at_ms
-        if count == 1:
-            head.frame_sizes = _SIZE.pack(len(frames))
-        else:
-            head.frame_sizes = sizes.astype(_SIZES).tobytes()
-        encoded = head.SerializeToString()
-        parts.append(_LAST_FIELD + varint.encode(len(encoded) + len(frames)))
-        parts.append(encoded)
-        parts.append(frames)
+    head.queue_offset, count, head.log_offset, head.stored_at_ms, frames, sizes = run
+    if count == 1:
+        head.frame_sizes = _SIZE.pack(len(frames))
+    else:
+        head.frame_sizes = sizes.astype(_SIZES).tobytes()
+    return head.SerializeToString()
 
 
 def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:

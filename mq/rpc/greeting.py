@@ -38,6 +38,8 @@ _OPTIONS = (
     # Also how long a connection may take to come about.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name may lead to another address when its broker comes back.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.enable_retries", 0),
 )
 

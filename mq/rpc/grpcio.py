@@ -96,6 +96,9 @@ class GrpcioListener:
         """gRPC does not tell: the kernel does."""
         return await asyncio.to_thread(established, self._port)
 
+    def peers(self, after: int, count: int) -> None:
+        """gRPC does not tell."""
+
 
 def _probe(host: str, port: int) -> None:
     """OSError: the address cannot be bound. gRPC writes the reason to stderr only."""

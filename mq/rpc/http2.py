@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mq.http2.calls import Streaming, Unary
 from mq.http2.limits import Limits
-from mq.http2.server import Http2Server
+from mq.http2.server import Http2Server, Peer
 from mq.rpc.context import Handlers, UnaryHandler
 from mq.rpc.tls import ListenerTls
 
@@ -45,3 +45,6 @@ class Http2Listener:
 
     async def connections(self) -> int:
         return self._server.connection_count
+
+    def peers(self, after: int, count: int) -> list[Peer]:
+        return self._server.peers(after, count)

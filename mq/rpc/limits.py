@@ -64,6 +64,7 @@ LIMITS = {
     "ChangeInvisibleRequest.handles": HANDLES_MAX,
     "ChangeAccessRequest.changes": CHANGES_MAX,
     "CommitOffsetsRequest.positions": POSITIONS_MAX,
+    "DeadLetterBatch.messages": FAILED_MAX,
     "FindOffsetsRequest.queue_ids": names.QUEUE_ID_MAX + 1,
     "GreetRequest.others": SETS_MAX,
     "HeartbeatRequest.owned": POSITIONS_MAX,
@@ -84,6 +85,7 @@ LIMITS = {
     "RouteRequest.topics": ROUTES_MAX,
     "Seek.positions": POSITIONS_MAX,
     "SendRequest.messages": PLAIN_MAX,
+    "SettleDeadLettersRequest.queue_offsets": LIST_MAX,
     "SubscribeStart.positions": POSITIONS_MAX,
     "SubscribeStart.subscriptions": TOPICS_MAX,
     "TransactRequest.more": TRANSACTED_MAX,
@@ -192,7 +194,8 @@ class Reader(Generic[M]):
         """Raises IllegalRequest for too many elements; DecodeError if the bytes are no such
         request.
         """
-        self.check(data)
+        if self._fields and len(data) > self._bytes_min:
+            self.check(data)
         return self._parse(data)
 
     def check(self, data: bytes) -> None:

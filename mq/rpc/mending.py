@@ -51,6 +51,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name may lead to another address when its broker comes back.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.enable_retries", 0),
 )
 _QUEUES_NAMED = 8

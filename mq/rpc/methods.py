@@ -89,27 +89,23 @@ class _InFlight:
 
     def __init__(self, method: str) -> None:
         self._method = method
-        # When each began, the oldest first.
-        self._calls: dict[Context, tuple[float, Answer]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        # When each began, the oldest first. The dispatcher removes a call when it answers it.
+        self.calls: dict[Context, tuple[float, Answer]] = {}
+        self.is_watched = False
 
-    def add(self, call: Context, began_s: float, answer: Answer) -> None:
-        self._calls[call] = began_s, answer
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(UNARY_S_MAX, self._sweep)
-
-    def remove(self, call: Context) -> bool:
-        """Returns whether the call had no answer yet."""
-        return self._calls.pop(call, None) is not None
+    def watch(self) -> None:
+        """Unless `is_watched`."""
+        self.is_watched = True
+        asyncio.get_running_loop().call_later(UNARY_S_MAX, self._sweep)
 
     def _sweep(self) -> None:
-        self._timer = None
+        self.is_watched = False
         began_by_s = time.perf_counter() - UNARY_S_MAX
-        while self._calls:
-            began_s, answer = next(iter(self._calls.values()))
+        while self.calls:
+            began_s, answer = next(iter(self.calls.values()))
             if began_s > began_by_s:
-                left_s = began_s - began_by_s
-                self._timer = asyncio.get_running_loop().call_later(left_s, self._sweep)
+                self.is_watched = True
+                asyncio.get_running_loop().call_later(began_s - began_by_s, self._sweep)
                 return
             answer(_late(self._method))
 
@@ -245,7 +241,7 @@ class Dispatcher(NamedTuple):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def _begun(
+    def _begun(  # noqa: C901 - of one call, without a step for each part
         self,
         name: str,
         begin: Callable[..., bool],
@@ -255,6 +251,7 @@ class Dispatcher(NamedTuple):
         leadership, _, observe, _ = self
         now_s = time.perf_counter
         in_flight = _InFlight(name)
+        calls = in_flight.calls
 
         def begun(data: bytes, context: Context) -> Coroutine[Any, Any, bytes] | bytes | None:
             if not leadership.is_serving:
@@ -262,7 +259,7 @@ class Dispatcher(NamedTuple):
             began_s = now_s()
 
             def answer(answer: bytes | BaseException) -> None:
-                if not in_flight.remove(context):
+                if calls.pop(context, None) is None:
                     return  # it took too long, and was refused
                 if isinstance(answer, bytes):
                     observe(name, now_s() - began_s, "OK")
@@ -275,14 +272,16 @@ class Dispatcher(NamedTuple):
                     context.finish(refusal.code, refusal.text, refusal.metadata)
 
             try:
-                in_flight.add(context, began_s, answer)
+                calls[context] = began_s, answer
+                if not in_flight.is_watched:
+                    in_flight.watch()
                 is_begun = begin(data, context, answer)
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
-                in_flight.remove(context)
+                calls.pop(context, None)
                 raise refused(error, began_s, context) from None
             if is_begun:
                 return None
-            in_flight.remove(context)
+            calls.pop(context, None)
             return serve(data, context)
 
         def refused(error: BaseException, began_s: float, context: Context) -> CallAborted:

@@ -31,27 +31,30 @@ FIELDS: Final = {
         Kind.TOPIC: {
             "topic": "AlterTopicRequest AssignedQueue Batch BrowseMessagesRequest CheckTransaction "
             "CreateTopicRequest DeleteTopicRequest Delivery DescribeTopicRequest FailedMessage "
-            "FindOffsetsRequest GroupQueue MissingTopic Origin PullRequest QueryMessagesRequest "
-            "QueueId QueuePosition RecallRequest ReceiveRequest ReceivedRun Redirect "
-            "ResetOffsetsRequest SendRequest StoredMessage Subscription TopicInfo TopicRoute "
-            "TransactionInfo WorkStart",
-            "topics": "GroupSummary RouteRequest",
+            "FindOffsetsRequest GroupQueue LeaseInfo ListLeasesRequest ListScheduledRequest "
+            "MessageTrace MissingTopic Origin PullRequest QueryMessagesRequest QueueId "
+            "QueuePosition RecallRequest RecallScheduledRequest ReceiveRequest ReceivedRun "
+            "Redirect ResetOffsetsRequest ScheduledMessage ScheduledTopic SendRequest "
+            "StoredMessage Subscription TopicInfo TopicRoute TraceEvent TraceGroup TransactionInfo "
+            "WorkStart",
+            "topics": "ClientInfo GroupSummary RouteRequest",
             "similar": "MissingTopic",
         },
         Kind.GROUP: {
             "group": "AckRequest AlterGroupRequest AtomicRequest ChangeInvisibleRequest "
             "CommitOffsetsRequest DeadLetterCount DeleteGroupRequest DescribeGroupRequest "
             "GroupSettings GroupSummary HeartbeatRequest JoinRequest LeaveRequest "
-            "ListDeadLettersRequest NackRequest PurgeDeadLettersRequest QueryOffsetsRequest "
-            "ReceiveRequest ResendDeadLettersRequest ResetOffsetsRequest RetryRequest "
-            "SubscribeStart",
-            "groups": "DescribeTopicResponse",
+            "ListDeadLettersRequest ListLeasesRequest NackRequest PurgeDeadLettersRequest "
+            "QueryOffsetsRequest ReceiveRequest ResendDeadLettersRequest ResetOffsetsRequest "
+            "RetryRequest SettleDeadLettersRequest SubscribeStart TraceEvent TraceGroup",
+            "groups": "ClientInfo DescribeTopicResponse",
             "producer_group": "Half ListTransactionsRequest TransactStart TransactionInfo",
         },
         Kind.PRODUCER: {
-            "producer_id": "Batch CheckTransactionNowResponse SendRequest TransactStart",
+            "producer_id": "Batch CheckTransactionNowResponse DeadLetterBatch SendRequest "
+            "TraceEvent TransactStart",
         },
-        Kind.TEXT: {"text": "BatchResult RetryResult Status"},
+        Kind.TEXT: {"text": "BatchResult LetterOutcome RetryResult Status"},
         Kind.HIDDEN: {"damages": "BrokerStatusResponse"},
     }.items()
     for field, messages in rows.items()
@@ -75,8 +78,11 @@ NO_NAMES: Final = frozenset(
         "CheckAccessRequest": "user action kind name address",
         "CheckTransaction": "transaction_id",
         "CheckTransactionNowRequest": "transaction_id",
+        "ClientCalls": "method",
+        "ClientInfo": "address user_agent language version user",
         "CommitOffsetsRequest": "member_id",
         "ConfigOption": "name value default description",
+        "CountScheduledResponse": "missing_sets",
         "Credential": "id user proof",
         "DeadLetterCount": "broker_sets",
         "DescribeAccessResponse": "digest",
@@ -96,15 +102,25 @@ NO_NAMES: Final = frozenset(
         "Handle": "lease",
         "HeartbeatRequest": "member_id",
         "JoinRequest": "member_id zone",
-        "LeaveRequest": "member_id",
-        "ListDeadLettersResponse": "missing_sets",
+        "LeaveRequest": "member_id reason",
+        "LeaseInfo": "member_id broker_set",
+        "LetterOutcome": "message_id",
+        "ListClientsRequest": "page",
+        "ListClientsResponse": "next_page node_id",
+        "ListDeadLettersResponse": "missing_sets resent_ids",
         "ListDeadLettersResponse.NextOffsetsEntry": "key",
+        # A page is that of the broker, as it was given.
+        "ListLeasesRequest": "page",
+        "ListLeasesResponse": "next_page missing_sets",
+        "ListScheduledRequest": "page",
+        "ListScheduledResponse": "next_page missing_sets",
         "ListTransactionsResponse": "missing_sets",
         "LogChunk": "data",
         "LoginRequest": "user password key_id key_digest",
         "MemberInfo": "member_id zone address broker_sets",
         "Message": "body tag keys ordering_key",
         "Message.PropertiesEntry": "key value",
+        "MessageTrace": "message_id tag keys incomplete_reason broker_set",
         "NackRequest": "reason",
         "NodeRoute": "node_id address zone external_address",
         "Origin": "message_id reason",
@@ -116,6 +132,7 @@ NO_NAMES: Final = frozenset(
         "QueueStats": "broker_set",
         "Quota": "subject",
         "RecallRequest": "message_id",
+        "RecallScheduledRequest": "message_id",
         "ReceiveRequest": "member_id",
         "ReceivedRun": "lease",
         "Redirect": "address",
@@ -124,6 +141,7 @@ NO_NAMES: Final = frozenset(
         "RetryRequest": "member_id",
         "RouteResponse": "cluster",
         "RocketMq": "message_id born_host trace_context",
+        "ScheduledMessage": "message_id tag keys next_page",
         "SendResponse": "message_ids",
         "SetAccess": "broker_set digest",
         "SetConfigRequest": "name value",
@@ -135,6 +153,8 @@ NO_NAMES: Final = frozenset(
         "TopicInfo": "broker_set",
         "TopicRoute": "broker_set",
         "TopicSummary": "broker_sets",
+        "TraceEvent": "member_id user address message_id filter reason",
+        "TraceMessageRequest": "message_id",
         "TransactionInfo": "transaction_id",
         "TransferLeadershipRequest": "node_id",
         "TransferLeadershipResponse": "leader_id",
@@ -146,6 +166,7 @@ NO_NAMES: Final = frozenset(
 
 # Methods that a caller with a namespace may not call, and why.
 REFUSED: Final = {
+    "AdminService/ListClients": "connections are of all namespaces",
     "AdminService/ReadLog": "the log has the messages of all namespaces",
     "ClusterService/Greet": "brokers tell each other of all namespaces",
 }

@@ -70,7 +70,10 @@ _NO_BATCH: Final = b"\x0a"
 _ELSEWHERE: Final = "(another namespace)"
 _OWN_PREFIXES: Final = (names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX)
 # The group is what makes it a name: letters or digits behind a %.
-_FULL_NAME: Final = re.compile(r"[A-Za-z0-9|_-]*%[%|_-]*([A-Za-z0-9][A-Za-z0-9%|_-]*)?", re.ASCII)
+# A dot that ends a sentence is none of it.
+_FULL_NAME: Final = re.compile(
+    r"[A-Za-z0-9|_-]*%[%|_-]*([A-Za-z0-9](?:[A-Za-z0-9%|_-]|\.(?=[A-Za-z0-9%|_-]))*)?", re.ASCII
+)
 
 _MODULES: Final = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
 

@@ -11,6 +11,7 @@ from typing import cast
 from mq import names
 from mq.broker import held
 from mq.broker.atomic_sends import WorkStart
+from mq.broker.attribution import actor_of
 from mq.broker.broker import Broker
 from mq.broker.joined_sends import Placed
 from mq.broker.long_work import TimeSlice, in_turns
@@ -37,7 +38,7 @@ from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
 from mq.store.batch import Batch
 from mq.wire import varint
-from mq.wire.v1 import message_pb2, producer_pb2
+from mq.wire.v1 import admin_pb2, message_pb2, producer_pb2
 from mq.wire.v1.producer_pb2 import (
     ACK_LEADER,
     ACK_NONE,
@@ -82,6 +83,7 @@ class ProducerService:
             ids = [self._message_id(at) for at in log_offsets]
             answer(b"".join((numbers.SerializeToString(), *ids)))
 
+        placed.sender = actor_of(context.caller.user, context.peer())  # type: ignore[attr-defined]
         request = _read_send(data)
         if (
             request.ack != ACK_QUORUM
@@ -127,7 +129,11 @@ class ProducerService:
         owner = room_owner(context.caller, context)
         await broker.publisher.room(len(batch.data), self._timeout_s, owner)
         slot = await broker.submit(
-            batch, user=context.caller.user, tells_appended=request.ack == ACK_LEADER
+            batch,
+            user=context.caller.user,
+            owner=owner,
+            tells_appended=request.ack == ACK_LEADER,
+            sender=actor_of(context.caller.user, context.peer()),
         )
         if request.ack == ACK_NONE:
             return producer_pb2.SendResponse(
@@ -206,22 +212,7 @@ class ProducerService:
     async def recall(
         self, request: producer_pb2.RecallRequest, context: Context
     ) -> producer_pb2.RecallResponse:
-        broker_set, log_offset = names.parse_message_id(request.message_id)
-        names.check_topic(request.topic)
-        if names.is_internal_topic(request.topic):
-            raise PermissionDenied(f"what waits for topic {request.topic} is the broker's own")
-        if request.deliver_at_ms <= 0:
-            raise IllegalRequest(
-                f"deliver_at_ms = {request.deliver_at_ms}: say when the message is delivered, as "
-                "the send returned it"
-            )
-        if broker_set != self._broker_set:
-            raise MessageNotFound(
-                f"message {request.message_id} is in broker set {broker_set}, this is "
-                f"{self._broker_set}"
-            )
-        self._broker.state.topics.find(request.topic)
-        await self._broker.delays.recalls.recall(request.topic, log_offset, request.deliver_at_ms)
+        await recall(self._broker, self._broker_set, request)
         return producer_pb2.RecallResponse()
 
     # -- SendAtomically ---------------------------------------------------------------------------
@@ -258,6 +249,7 @@ class ProducerService:
                     for one in request.starts
                 )
             ),
+            dead_letters=request.dead_letters if request.HasField("dead_letters") else None,
         )
         return stored, throttle_ms
 
@@ -291,3 +283,26 @@ def _delay_ms(request: producer_pb2.SendRequest) -> int:
 @functools.lru_cache(maxsize=256)
 def _message_id_head(length: int) -> bytes:
     return b"\x2a" + varint.encode(length)  # `message_ids` of a SendResponse
+
+
+async def recall(
+    broker: Broker,
+    broker_set: str,
+    request: producer_pb2.RecallRequest | admin_pb2.RecallScheduledRequest,
+) -> None:
+    """For producers and for operators. Raises as `Recalls.recall`; IllegalRequest."""
+    owner, log_offset = names.parse_message_id(request.message_id)
+    names.check_topic(request.topic)
+    if names.is_internal_topic(request.topic):
+        raise PermissionDenied(f"what waits for topic {request.topic} is the broker's own")
+    if request.deliver_at_ms <= 0:
+        raise IllegalRequest(
+            f"deliver_at_ms = {request.deliver_at_ms}: say when the message is delivered, as the "
+            "send returned it"
+        )
+    if owner != broker_set:
+        raise MessageNotFound(
+            f"message {request.message_id} is in broker set {owner}, this is {broker_set}"
+        )
+    broker.state.topics.find(request.topic)
+    await broker.delays.recalls.recall(request.topic, log_offset, request.deliver_at_ms)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from google.protobuf.message import DecodeError
 
+from mq.broker.attribution import actor_of
 from mq.broker.broker import Broker
 from mq.broker.joined_sends import Placed
 from mq.broker.long_work import TimeSlice
@@ -24,6 +26,8 @@ from mq.rpc import framing, limits, status
 from mq.rpc.access import LIVE, Rules
 from mq.rpc.context import Context
 from mq.rpc.waiting import done_by
+from mq.wire import varint
+from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.producer_pb2 import (
     ACK_LEADER,
     ACK_NONE,
@@ -39,6 +43,12 @@ _ACKS: Final = frozenset(Ack.values())
 _REQUESTS_MAX: Final = 256
 # Of a request that is joined with others: opening each message costs more than it gains.
 _JOINED_BYTES_MAX: Final = 8 << 10
+
+# Of a stream; known by how they are written.
+_QUEUES_MAX: Final = 256
+_REQUEST_ID_FIELD: Final = b"\x08"
+# `results` of a PublishResponse, by their size: a result of numbers alone is never longer.
+_RESULT_HEADS: Final = [bytes((0x12, size)) for size in range(0x80)]
 
 # Of a batch: the slot, or the result if it was refused, because an exception would keep alive
 # everything that its traceback references.
@@ -57,11 +67,13 @@ class _Submitted(NamedTuple):
 class _Joined:
     """A request whose batch was joined with others; it is called with what became of it."""
 
-    __slots__ = ("_stream", "placed", "request_id", "throttle_ms")
+    __slots__ = ("_stream", "id_field", "placed", "sender", "throttle_ms")
 
-    def __init__(self, stream: PublishStream, request_id: int) -> None:
+    def __init__(self, stream: PublishStream, id_field: bytes) -> None:
         self._stream = stream
-        self.request_id = request_id
+        self.sender = stream.sender
+        # The number of the request, as the same field stands in its answer.
+        self.id_field = id_field
         self.throttle_ms = 0
         self.placed: Placed | BaseException | None = None
 
@@ -77,6 +89,7 @@ class PublishStream:
         self._rules = rules
         self._live = LIVE.get()
         self._owner = room_owner(self._live.principal, context)
+        self.sender = actor_of(self._live.principal.user, context.peer())
         self._context = context
         self._loop = asyncio.get_running_loop()
         config = broker.settings.config
@@ -91,17 +104,20 @@ class PublishStream:
         self._is_writing = False
         self._is_ending = False
         self._writer = asyncio.ensure_future(self._write())
+        self._has_room = True
         # The last request that `_join` has seen.
         self._tried = b""
+        # Topic and queue, by their fields in a batch.
+        self._queues: dict[bytes, tuple[str, int]] = {}
         # Used again and again: it has numbers alone.
-        self._joined_response = PublishResponse()
-        self._joined_result = self._joined_response.results.add()
+        self._result = BatchResult()
 
     async def run(self) -> None:
         """Returns when the client has sent all of its requests. `finish` comes next."""
         read, requests, writer = self._context.read, self._requests, self._writer
         while (data := await read(self._join)) is not None:
             while len(requests) >= _REQUESTS_MAX and not writer.done():
+                self._has_room = False
                 self._room.clear()
                 await self._room.wait()
             if writer.done():
@@ -127,10 +143,34 @@ class PublishStream:
         self._tried = data
         if len(data) > _JOINED_BYTES_MAX or len(self._requests) >= _REQUESTS_MAX:
             return False
+        single = framing.read_single(data)
         try:
-            request = PublishRequest.FromString(data)
-        except DecodeError:
+            return self._join_parsed(data) if single is None else self._join_single(data, *single)
+        except (DecodeError, MqError):
             return False  # and `_take` says why
+
+    def _join_single(self, data: bytes, id_field: bytes, queue_fields: bytes, frame: bytes) -> bool:
+        """Raises what is wrong with it."""
+        topic, queue_id = self._queues.get(queue_fields) or self._read_queue(queue_fields)
+        self._rules.publish_to(self._live.principal, topic)
+        joined = _Joined(self, id_field)
+        admit = self._admission(joined) if self._broker.quotas.is_limiting else None
+        take = self._broker.joined_sends.take_frame
+        is_taken = take(topic, queue_id, frame, len(data), joined, admit)
+        if is_taken:
+            self._requests.append(joined)
+        return is_taken
+
+    def _read_queue(self, queue_fields: bytes) -> tuple[str, int]:
+        batch = Batch.FromString(queue_fields)
+        if len(self._queues) >= _QUEUES_MAX:
+            self._queues.clear()
+        queue = self._queues[queue_fields] = batch.topic, batch.queue_id
+        return queue
+
+    def _join_parsed(self, data: bytes) -> bool:
+        """As `_join_single`, of a batch of several messages, or one that is written otherwise."""
+        request = PublishRequest.FromString(data)
         batches = request.batches
         if len(batches) != 1 or request.ack != ACK_QUORUM:
             return False
@@ -145,27 +185,26 @@ class PublishStream:
             or batch.HasField("half")
         ):
             return False
-        joined = _Joined(self, request.request_id)
-        quotas = self._broker.quotas
-
-        def admit(topic: str, size: int, messages: int) -> None:
-            joined.throttle_ms = quotas.publish(self._live.principal.user, topic, size, messages)
-
-        try:
-            self._rules.publish_to(self._live.principal, batch.topic)
-            is_taken = self._broker.joined_sends.take(
-                batch.topic,
-                batch.queue_id,
-                batch.messages,
-                len(data),
-                joined,
-                admit if quotas.is_limiting else None,
-            )
-        except MqError:
-            return False  # and `_take` says it
+        self._rules.publish_to(self._live.principal, batch.topic)
+        joined = _Joined(self, _REQUEST_ID_FIELD + varint.encode(request.request_id))
+        is_taken = self._broker.joined_sends.take(
+            batch.topic,
+            batch.queue_id,
+            batch.messages,
+            len(data),
+            joined,
+            self._admission(joined) if self._broker.quotas.is_limiting else None,
+        )
         if is_taken:
             self._requests.append(joined)
         return is_taken
+
+    def _admission(self, joined: _Joined) -> Callable[[str, int, int], None]:
+        def admit(topic: str, size: int, messages: int) -> None:
+            user = self._live.principal.user
+            joined.throttle_ms = self._broker.quotas.publish(user, topic, size, messages)
+
+        return admit
 
     async def _take(self, data: bytes) -> None:
         request_id, ack, blobs = framing.read_publish(data)
@@ -189,8 +228,13 @@ class PublishStream:
             batch = limits.accept_batch(blob, self._message_bytes_max)
             self._rules.publish_to(self._live.principal, batch.topic)
             await self._broker.publisher.room(len(blob), self._timeout_s, self._owner)
-            user = self._live.principal.user
-            return await self._broker.submit(batch, user=user, tells_appended=ack == ACK_LEADER)
+            return await self._broker.submit(
+                batch,
+                user=self._live.principal.user,
+                owner=self._owner,
+                tells_appended=ack == ACK_LEADER,
+                sender=self.sender,
+            )
         except MqError as error:
             # One-way: only the end of the stream can say that another node leads.
             if ack == ACK_NONE and isinstance(error, NotLeader):
@@ -207,19 +251,24 @@ class PublishStream:
         while requests and not self._is_writing:
             first = requests[0]
             if isinstance(first, _Joined):
-                if first.placed is None:
+                placed = first.placed
+                if placed is None:
                     return
-                if isinstance(first.placed, Placed) and self._context.try_write(
-                    self._stored(first, first.placed)
+                if isinstance(placed, Placed) and self._context.try_write(
+                    self._stored(first, placed)
                 ):
-                    self._answered()
+                    requests.popleft()
+                    if not self._has_room or self._is_ending:
+                        self._tell_room()
                     continue
             self._news.set()
             return
 
-    def _answered(self) -> None:
-        self._requests.popleft()
-        self._room.set()
+    def _tell_room(self) -> None:
+        """A request was answered."""
+        if not self._has_room:
+            self._has_room = True
+            self._room.set()
         if self._is_ending:
             self._news.set()
 
@@ -235,7 +284,8 @@ class PublishStream:
                 self._is_writing = True
                 await self._context.write(await self._response(first))
                 self._is_writing = False
-                self._answered()
+                requests.popleft()
+                self._tell_room()
                 self.answer()
         finally:
             # The reader waits for room that only the writer makes.
@@ -246,25 +296,24 @@ class PublishStream:
             placed = request.placed
             if isinstance(placed, Placed):
                 return self._stored(request, placed)
-            throttle_ms = request.throttle_ms
             results = [_failed(status.known_error(cast("BaseException", placed)))]
-        else:
-            _, ack, outcomes, deadline_s = request
-            throttle_ms = max(
-                (one.throttle_ms for one in outcomes if isinstance(one, Slot)), default=0
-            )
-            results = [await self._settled(one, ack, deadline_s) for one in outcomes]
-        response = PublishResponse(
-            request_id=request.request_id, results=results, throttle_ms=throttle_ms
-        )
+            response = PublishResponse(results=results, throttle_ms=request.throttle_ms)
+            return request.id_field + response.SerializeToString()
+        request_id, ack, outcomes, deadline_s = request
+        throttle_ms = max((one.throttle_ms for one in outcomes if isinstance(one, Slot)), default=0)
+        results = [await self._settled(one, ack, deadline_s) for one in outcomes]
+        response = PublishResponse(request_id=request_id, results=results, throttle_ms=throttle_ms)
         return response.SerializeToString()
 
     def _stored(self, joined: _Joined, placed: Placed) -> bytes:
-        response, result = self._joined_response, self._joined_result
-        response.request_id, response.throttle_ms = joined.request_id, joined.throttle_ms
+        result = self._result
         result.queue_id, result.queue_offset, result.stored_at_ms, log_offsets = placed
         result.log_offset = log_offsets[0]
-        return response.SerializeToString()
+        encoded = result.SerializeToString()
+        answer = joined.id_field + _RESULT_HEADS[len(encoded)] + encoded
+        if joined.throttle_ms:
+            answer += PublishResponse(throttle_ms=joined.throttle_ms).SerializeToString()
+        return answer
 
     async def _settled(self, slot: _Outcome, ack: int, deadline_s: float) -> BatchResult:
         if isinstance(slot, BatchResult):

@@ -9,6 +9,7 @@ from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
 from mq.rpc import health, services
 from mq.rpc.access import Rules
+from mq.rpc.clients import Clients
 from mq.rpc.connections import ClientConnections
 from mq.rpc.context import Handlers, Listener
 from mq.rpc.grpcio import GrpcioListener
@@ -45,13 +46,14 @@ class RpcServer:
         self._tls = tls
         rules = Rules(broker)
         self._producer = ProducerService(broker, identity.broker_set, rules)
-        self._services = services.table(broker, identity, control, rules, self._producer)
+        self._listeners: list[Listener] = []
+        clients = Clients(broker, self._listeners)
+        self._services = services.table(broker, identity, control, rules, self._producer, clients)
         self._rocketmq = MessagingService(broker, identity.broker_set, rules, observe, tls.connect)
         names = [one.descriptor.full_name for one in self._services]
         self._health = Health(names)
         self._reflection = Reflection([*names, health.NAME])
         self._dispatcher = Dispatcher(broker.leadership, broker.gate, observe, rules.explained)
-        self._listeners: list[Listener] = []
         self.connections = ClientConnections(connections_max, self._listeners)
 
     def _handlers(self, *, is_external: bool) -> Handlers:

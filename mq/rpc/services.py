@@ -19,6 +19,7 @@ from mq.broker.broker import Broker
 from mq.broker.security.gate import LOG_AREA
 from mq.rpc.access import Rules, any_caller, open_to_all
 from mq.rpc.admin import AdminService
+from mq.rpc.clients import Clients
 from mq.rpc.cluster import ClusterService
 from mq.rpc.consumer import ConsumerService
 from mq.rpc.methods import Method, stream, unary
@@ -42,7 +43,12 @@ class Service(NamedTuple):
 
 
 def table(
-    broker: Broker, identity: Identity, control: Control, rules: Rules, producer: ProducerService
+    broker: Broker,
+    identity: Identity,
+    control: Control,
+    rules: Rules,
+    producer: ProducerService,
+    clients: Clients,
 ) -> list[Service]:
     name = identity.broker_set
     return [
@@ -50,7 +56,7 @@ def table(
         _transaction(TransactionService(broker, name, rules), rules),
         _consumer(ConsumerService(broker, rules), rules),
         _cluster(ClusterService(broker, identity, rules), rules),
-        _admin(AdminService(broker, name, control, rules), rules),
+        _admin(AdminService(broker, name, control, rules, clients), rules),
         _security(SecurityService(broker)),
     ]
 
@@ -107,7 +113,7 @@ def _consumer(serving: ConsumerService, rules: Rules) -> Service:
             stream("Subscribe", serving.subscribe),
             unary("Join", pb.JoinRequest, serving.join, rules.consume_all),
             unary("Heartbeat", pb.HeartbeatRequest, serving.heartbeat, rules.group(Action.CONSUME)),
-            unary("Leave", pb.LeaveRequest, serving.leave, rules.group(Action.CONSUME)),
+            unary("Leave", pb.LeaveRequest, serving.leave, rules.leave),
             unary(
                 "CommitOffsets",
                 pb.CommitOffsetsRequest,
@@ -184,7 +190,8 @@ def _admin(serving: AdminService, rules: Rules) -> Service:
         admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
         [
             *_topics_and_groups(serving, rules),
-            *_transactions_and_messages(serving, rules),
+            *_transactions_and_schedule(serving, rules),
+            *_messages(serving, rules),
             *_cluster_and_node(serving, rules),
         ],
     )
@@ -231,7 +238,7 @@ def _topics_and_groups(serving: AdminService, rules: Rules) -> list[Method]:
     ]
 
 
-def _transactions_and_messages(serving: AdminService, rules: Rules) -> list[Method]:
+def _transactions_and_schedule(serving: AdminService, rules: Rules) -> list[Method]:
     pb = admin_pb2
     return [
         unary(
@@ -245,6 +252,29 @@ def _transactions_and_messages(serving: AdminService, rules: Rules) -> list[Meth
             pb.CheckTransactionNowRequest,
             serving.check_transaction_now,
             rules.transaction(Action.ALTER),
+        ),
+        unary("ListScheduled", pb.ListScheduledRequest, serving.list_scheduled, rules.scheduled),
+        unary(
+            "CountScheduled",
+            pb.CountScheduledRequest,
+            serving.count_scheduled,
+            rules.cluster(Action.DESCRIBE, "status"),
+        ),
+        unary(
+            "RecallScheduled",
+            pb.RecallScheduledRequest,
+            serving.recall_scheduled,
+            rules.topic(Action.ALTER),
+        ),
+    ]
+
+
+def _messages(serving: AdminService, rules: Rules) -> list[Method]:
+    """Dead letters and leases of groups, stored messages."""
+    pb = admin_pb2
+    return [
+        unary(
+            "ListLeases", pb.ListLeasesRequest, serving.list_leases, rules.group(Action.DESCRIBE)
         ),
         unary(
             "ListDeadLetters",
@@ -264,6 +294,12 @@ def _transactions_and_messages(serving: AdminService, rules: Rules) -> list[Meth
             serving.purge_dead_letters,
             rules.group(Action.CONSUME, Action.ALTER),
         ),
+        unary(
+            "SettleDeadLetters",
+            pb.SettleDeadLettersRequest,
+            serving.settle_dead_letters,
+            rules.group(Action.CONSUME, Action.ALTER),
+        ),
         unary("GetMessage", pb.GetMessageRequest, serving.get_message, any_caller),
         unary(
             "QueryMessages",
@@ -276,6 +312,15 @@ def _transactions_and_messages(serving: AdminService, rules: Rules) -> list[Meth
             pb.BrowseMessagesRequest,
             serving.browse_messages,
             rules.topic(Action.CONSUME),
+        ),
+        # From the log of the node that is asked, which all nodes of a set have. The service checks
+        # the topic of the message.
+        unary(
+            "TraceMessage",
+            pb.TraceMessageRequest,
+            serving.trace_message,
+            any_caller,
+            leader_only=False,
         ),
     ]
 
@@ -299,7 +344,7 @@ def _cluster_and_node(serving: AdminService, rules: Rules) -> list[Method]:
             "TransferLeadership",
             pb.TransferLeadershipRequest,
             serving.transfer_leadership,
-            rules.cluster(Action.ALTER, "members"),
+            rules.transfer_leadership,
         ),
         unary(
             "AddBrokerSet",
@@ -325,6 +370,13 @@ def _cluster_and_node(serving: AdminService, rules: Rules) -> list[Method]:
             "BrokerStatus",
             pb.BrokerStatusRequest,
             serving.broker_status,
+            rules.cluster(Action.DESCRIBE, "status"),
+            leader_only=False,
+        ),
+        unary(
+            "ListClients",
+            pb.ListClientsRequest,
+            serving.list_clients,
             rules.cluster(Action.DESCRIBE, "status"),
             leader_only=False,
         ),

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from mq import names
 from mq.access.policies import Action
 from mq.broker import held
+from mq.broker.attribution import Actor, actor_of
 from mq.broker.broker import Broker
 from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.publishing import Slot
@@ -138,7 +139,7 @@ class _Calls:
     def _normal_half(self, half: bytes) -> bytes:
         return held.normal_half(half, self._broker.settings.config.transactions)
 
-    def begin_half(self, batch: Batch, user: str, tell: HalfTeller) -> bool:
+    def begin_half(self, batch: Batch, sender: Actor, tell: HalfTeller) -> bool:
         """Submits the batch. Returns False if it has to wait for room or for its topic. Raises as
         `Publisher.submit`.
         """
@@ -146,20 +147,29 @@ class _Calls:
         if not publisher.has_room(len(batch.data)):
             return False
         try:
-            slot = publisher.submit(batch, admit=self._broker.admission(user))
+            admit = self._broker.admission(sender.user)
+            slot = publisher.submit(batch, admit=admit, sender=sender)
         except TopicNotFound:
             return False
         self._await_half(slot, tell)
         return True
 
-    async def begin_half_later(self, batch: Batch, user: str, owner: str, tell: HalfTeller) -> None:
+    async def begin_half_later(
+        self, batch: Batch, sender: Actor, owner: str, tell: HalfTeller
+    ) -> None:
         """Returns when the batch is submitted. Raises as `Broker.submit`; FlowControl."""
         await self._broker.publisher.room(len(batch.data), self._timeout_s, owner)
-        self._await_half(await self._broker.submit(batch, user=user), tell)
+        submit = self._broker.submit(batch, user=sender.user, owner=owner, sender=sender)
+        self._await_half(await submit, tell)
 
     def _await_half(self, slot: Slot, tell: HalfTeller) -> None:
         pending: Pending[StoredAt] = Pending(functools.partial(tell, slot.throttle_ms))
-        slot.outcome.add_done_callback(functools.partial(_half_done, slot, pending))
+        if slot.outcome.done() or slot.on_outcome is not None:
+            # The same half again: it is stored, or another request waits for it, too.
+            slot.outcome.add_done_callback(lambda done: _half_done(slot, pending, _outcome(done)))
+        else:
+            # In the turn of the outcome: a callback of the future would take another one.
+            slot.on_outcome = functools.partial(_half_done, slot, pending)
         self._timeouts.add(pending, functools.partial(self._broker.publisher.timed_out, slot))
 
     def half_stored(self, stored: StoredAt, throttle_ms: int) -> pb.HalfStored:
@@ -190,6 +200,7 @@ class _Stream:
         self._calls = calls
         self._live = LIVE.get()
         self._owner = room_owner(self._live.principal, context)
+        self._sender = actor_of(self._live.principal.user, context.peer())
         self._respondent = respondent
         self._context = context
         self._reads_more = reads_more
@@ -314,8 +325,7 @@ class _Stream:
         # Halves are submitted in the order of the stream; answers come in any order.
         try:
             tell = self._half_teller(request.request_id)
-            user = self._live.principal.user
-            await self._calls.begin_half_later(waiting, user, self._owner, tell)
+            await self._calls.begin_half_later(waiting, self._sender, self._owner, tell)
         except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
             self._fail(request.request_id, error)
         except BaseException:
@@ -354,7 +364,7 @@ class _Stream:
             if end is None:
                 batch = self._calls.accept_half(content, group)
                 rules.publish_to(caller, batch.topic)
-                if not self._calls.begin_half(batch, caller.user, self._half_teller(request_id)):
+                if not self._calls.begin_half(batch, self._sender, self._half_teller(request_id)):
                     return batch
                 return None
             rules.check_transaction(caller, Action.PUBLISH, end.transaction_id)
@@ -419,13 +429,15 @@ def _fulfil(ended: asyncio.Future[_Place | Exception], place: _Place | Exception
         ended.set_result(place)
 
 
-def _half_done(slot: Slot, pending: Pending[StoredAt], outcome: asyncio.Future[StoredAt]) -> None:
-    error = outcome.exception()
-    if isinstance(error, Exception):
-        pending.settle(error)
-        return
-    stored = outcome.result()
-    if stored.log_offset < 0:
+def _outcome(done: asyncio.Future[StoredAt]) -> StoredAt | Exception:
+    error = done.exception()
+    return error if isinstance(error, Exception) else done.result()
+
+
+def _half_done(slot: Slot, pending: Pending[StoredAt], stored: StoredAt | Exception) -> None:
+    if isinstance(stored, Exception):
+        pending.settle(stored)
+    elif stored.log_offset < 0:
         pending.settle(
             TransactionNotFound(
                 "the half batch was stored before, so long ago that its sequence no longer "

@@ -35,6 +35,8 @@ from mq.wire.v1.message_pb2 import Half, Message, RawBatch
 
 _EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
+# Of a Message. Below this size the length of its body has one byte.
+_BODY_TAG, _BODY_SMALL_BYTES = 0x0A, 130
 # So many messages of a plain batch are opened sooner one by one than by columns. A batch that is
 # tiny is opened before it is looked at.
 _FEW_MESSAGES, _SMALL_BYTES, _TINY_BYTES = 16, 64 << 10, 2 << 10
@@ -166,7 +168,7 @@ def _accept_small(
             return None
         names.check_topic(topic)
         # The bytes as they came: protobuf may write a message in another order.
-        frames = [frame(Message.FromString(one), topic, message_bytes_max, one) for one in messages]
+        frames = [_frame_as_it_came(one, topic, message_bytes_max) for one in messages]
         half = _half_of(raw)
         if half and is_plain:
             half = (normal_half or _readable_half)(half)
@@ -216,7 +218,7 @@ class Frame(NamedTuple):
 
     data: bytes
     tag_hash: int
-    key_hashes: list[int]
+    key_hashes: Sequence[int]
 
 
 def frame(message: Message, topic: str, message_bytes_max: int, data: bytes | None = None) -> Frame:
@@ -235,7 +237,41 @@ def frame(message: Message, topic: str, message_bytes_max: int, data: bytes | No
     return Frame(
         _frame_head(length) + data,
         text_hash(tag) if tag else NO_TAG,
-        [text_hash(key) for key in keys] if keys else [],
+        [text_hash(key) for key in keys] if keys else (),
+    )
+
+
+def _frame_as_it_came(data: bytes, topic: str, message_bytes_max: int) -> Frame:
+    """Raises as `frame`; DecodeError."""
+    length = len(data)
+    if length <= message_bytes_max and _is_body_alone(data):
+        return Frame(_frame_head(length) + data, *_NO_HASHES)
+    return frame(Message.FromString(data), topic, message_bytes_max, data)
+
+
+def frame_hashes(data: bytes, topic: str, message_bytes_max: int) -> tuple[int, Sequence[int]]:
+    """Of the tag and the keys, as `frame` has them, of a frame below 16 KiB that is stored as it
+    came. Raises as `frame`; DecodeError.
+    """
+    message = data[2 if data[1] < 0x80 else 3 :]
+    if len(message) <= message_bytes_max and _is_body_alone(message):
+        return _NO_HASHES
+    _, tag, keys = frame(Message.FromString(message), topic, message_bytes_max, message)
+    return tag, keys
+
+
+_NO_HASHES: tuple[int, Sequence[int]] = NO_TAG, ()
+
+
+def _is_body_alone(message: bytes) -> bool:
+    """Whether it has a body and nothing else: then there is nothing to be opened."""
+    size = len(message)
+    if size < _BODY_SMALL_BYTES:
+        return size > 1 and message[0] == _BODY_TAG and message[1] == size - 2
+    return (
+        message[0] == _BODY_TAG
+        and message[1] > 0x7F
+        and message[1] + (message[2] - 1 << 7) == size - 3 >= 0x80
     )
 
 
@@ -244,8 +280,20 @@ def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _P
     to be legal, and the frames were made here.
     """
     datas, tags, keys = zip(*frames, strict=True)
-    column = _column_of_one if len(frames) == 1 else _column
-    tag_hashes, tags_field = column(_TAG_HASHES, tags, "Q")
+    return join_columns(topic, queue_id, datas, tags, keys, header)
+
+
+def join_columns(
+    topic: str,
+    queue_id: int,
+    datas: Sequence[bytes],
+    tags: Sequence[int],
+    keys: Sequence[Sequence[int]],
+    header: Header = _PLAIN,
+) -> Batch:
+    """As `join`, of the columns of the frames."""
+    column = _column_of_one if len(datas) == 1 else _column
+    tag_hashes, tags_field = column(_TAG_HASHES, tuple(tags), "Q")
     sizes = tuple(map(len, datas))
     frame_sizes, sizes_field = column(_FRAME_SIZES, sizes, "I")
     columns = tags_field + sizes_field
@@ -283,13 +331,7 @@ def _queue_fields(topic: str, queue_id: int) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return _field_head(number, len(content)) + content
-
-
-@functools.lru_cache(maxsize=4096)
-def _field_head(number: int, length: int) -> bytes:
-    """Of a length-delimited field with a number below 16."""
-    return bytes([number << 3 | 2]) + varint.encode(length)
+    return varint.field_head(number, len(content)) + content
 
 
 def _column(number: int, values: Sequence[int], kind: str) -> tuple[npt.NDArray[Any], bytes]:

@@ -15,8 +15,9 @@ in this order.
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby, repeat
 from typing import NamedTuple
 
@@ -26,10 +27,15 @@ from isal.isal_zlib import crc32
 from mq.store.consumequeue import QueueExtent, SavedQueue
 from mq.store.keyindex import IndexPosition
 from mq.store.vfs import Vfs, write_file_atomically
+from mq.wire import varint
+from mq.wire.fields import fields, only
 from mq.wire.v1 import log_pb2
 
 MAGIC = b"MQC\x02"
 _HEADER = struct.Struct("<4sI")
+# Of the entry.
+_TOPICS = log_pb2.Checkpoint.TOPICS_FIELD_NUMBER
+_BROKER_STATE = log_pb2.Checkpoint.BROKER_STATE_FIELD_NUMBER
 
 
 class DerivedState(NamedTuple):
@@ -42,37 +48,47 @@ class DerivedState(NamedTuple):
     broker_state: bytes
 
 
-def encode_entry(queues: Iterable[QueueExtent], broker_state: bytes) -> bytes:
-    """Payload of a CHECKPOINT entry. Same queues, same bytes, on every replica."""
+def encode_entry(queues: Iterable[QueueExtent], broker_state: bytes) -> list[bytes]:
+    """Payload of a CHECKPOINT entry, in parts. Same queues, same bytes, on every replica."""
     topics = _topics(SavedQueue(*queue) for queue in queues)
     for topic in topics:
         topic.ClearField("starts")
         topic.ClearField("tail_crcs")
-    return log_pb2.Checkpoint(topics=topics, broker_state=broker_state).SerializeToString(
-        deterministic=True
-    )
+    head = log_pb2.Checkpoint(topics=topics).SerializeToString(deterministic=True)
+    return [head, *_state(log_pb2.Checkpoint, broker_state)]
 
 
 def decode_entry(payload: memoryview) -> tuple[list[QueueExtent], bytes]:
     """The queues as they are when nothing before the entry is left, and the broker's state.
     ValueError: not a checkpoint.
     """
+    return decode_queues(payload), decode_state(payload)
+
+
+def decode_queues(payload: memoryview) -> list[QueueExtent]:
+    """The queues alone. ValueError: not a checkpoint."""
     try:
-        checkpoint = log_pb2.Checkpoint.FromString(bytes(payload))
+        found = log_pb2.Checkpoint.FromString(only(payload, [_TOPICS]))
     except DecodeError as error:
         raise ValueError(f"not a checkpoint: {error}") from None
-    queues = [
+    return [
         QueueExtent(topic.topic, queue_id, end, end)
-        for topic in checkpoint.topics
+        for topic in found.topics
         for queue_id, end in zip(topic.queue_ids, topic.ends, strict=True)
     ]
-    return queues, checkpoint.broker_state
+
+
+def decode_state(payload: memoryview, numbers: Collection[int] | None = None) -> bytes:
+    """The broker's state, or some fields of it. ValueError: not a checkpoint."""
+    states = [one for one in fields(payload) if one.number == _BROKER_STATE]
+    state = payload[states[-1].content : states[-1].end] if states else b""
+    return bytes(state) if numbers is None else only(state, numbers)
 
 
 def save(vfs: Vfs, path: str, state: DerivedState) -> None:
     """Durable when this returns; a crash leaves the old one or the new one."""
     full, newest, items, first_ms, tail_crc = state.key_index
-    payload = log_pb2.DerivedCheckpoint(
+    head = log_pb2.DerivedCheckpoint(
         raft_index=state.raft_index,
         term=state.term,
         topics=_topics(state.queues),
@@ -83,9 +99,24 @@ def save(vfs: Vfs, path: str, state: DerivedState) -> None:
             newest_first_ms=first_ms,
             newest_tail_crc=tail_crc,
         ),
-        broker_state=state.broker_state,
     ).SerializeToString()
-    write_file_atomically(vfs, path, _HEADER.pack(MAGIC, crc32(payload)) + payload)
+    payload = [head, *_state(log_pb2.DerivedCheckpoint, state.broker_state)]
+    crc = functools.reduce(lambda crc, part: crc32(part, crc), payload, 0)
+    write_file_atomically(vfs, path, [_HEADER.pack(MAGIC, crc), *payload])
+
+
+def _state(
+    message: type[log_pb2.Checkpoint | log_pb2.DerivedCheckpoint], broker_state: bytes
+) -> list[bytes]:
+    """The field `broker_state`, as protobuf encodes it, which would copy it several times: it may
+    be tens of megabytes.
+    """
+    if not broker_state:
+        return []
+    return [
+        varint.field_head(message.BROKER_STATE_FIELD_NUMBER, len(broker_state)),
+        broker_state,
+    ]
 
 
 def load(vfs: Vfs, path: str) -> DerivedState | None:

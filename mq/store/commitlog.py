@@ -87,6 +87,9 @@ class CommitLog(LogReader):
         self._must_undo = False
         # Held while files are synced, and by whatever would pull them away from under a sync.
         self._sync_lock = threading.Lock()
+        # Segments whose files are still to be removed, by one thread at a time.
+        self._released: list[Segment] = []
+        self._removal_lock = threading.Lock()
         if not vfs.exists(directory):
             vfs.make_dirs(directory)
             vfs.sync_dir(os.path.dirname(directory) or ".")
@@ -298,6 +301,8 @@ class CommitLog(LogReader):
         if first_index < 1 or log_offset < 0:
             raise ValueError(f"a log cannot start at entry {first_index}, byte {log_offset}")
         self._check_usable()
+        # What comes next must not stand behind a gap.
+        self.remove_released()
         with self._sync_lock:
             while self._segments:
                 path = self._segments[-1].log_path
@@ -311,19 +316,36 @@ class CommitLog(LogReader):
         self._last_term = self._last_stored_at_ms = 0
 
     def drop_front(self, count: int) -> None:
-        """Removes the first `count` segments, never the active one. What stays is durable before
-        anything goes. Oldest first, each for good before the next: a crash leaves no gap.
+        """Removes the first `count` segments, never the active one."""
+        self.release_front(count)
+        self.remove_released()
+
+    def release_front(self, count: int) -> None:
+        """The log starts behind its first `count` segments from now on, never behind the active
+        one. Their files are there until `remove_released`.
         """
-        count = min(count, len(self._segments) - 1)
-        if count > 0:
-            self.sync()
+        count = max(0, min(count, len(self._segments) - 1))
         with self._sync_lock:
-            for _ in range(count):
-                segment = self._segments.pop(0)
+            for segment in self._segments[:count]:
+                segment.close()
+            self._released += self._segments[:count]
+            del self._segments[:count]
+
+    def remove_released(self) -> None:
+        """Removes the files of released segments. Blocks on the disk; any thread. What stays is
+        durable before anything goes. Oldest first, each for good before the next: a crash leaves no
+        gap, and what it leaves is dropped again.
+        """
+        with self._removal_lock:
+            if self._released:
+                self.sync()
+            while self._released:
+                segment = self._released[0]
                 try:
                     self._remove(segment)
                 except OSError as error:
                     raise self._stop(error, segment.log_path) from error
+                del self._released[0]
 
     # -- mending ----------------------------------------------------------------------------------
 

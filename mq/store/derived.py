@@ -235,7 +235,7 @@ class DerivedFiles:
         before. Returns the queues that moved. Surplus files go with the next checkpoint.
         """
         entry = commitlog.entry(commitlog.first_index)
-        queues, _ = checkpoint.decode_entry(entry.payload)
+        queues = checkpoint.decode_queues(entry.payload)
         moved = []
         self._surplus += self.index.drop_before(commitlog.start_offset)
         for extent in queues:

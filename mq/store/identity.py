@@ -94,7 +94,8 @@ def _is_free(vfs: Vfs, directory: str, identity: Identity) -> bool:
         raise WrongDataDirectory(
             f"{directory} belongs to node {found.node} of set {found.broker_set} in cluster "
             f"{found.cluster}; this is node {identity.node} of set {identity.broker_set} in "
-            f"cluster {identity.cluster}"
+            f"cluster {identity.cluster}. Start it as that node, or give this one a directory of "
+            "its own"
         )
     return found is None
 
@@ -103,4 +104,4 @@ def _write(vfs: Vfs, directory: str, identity: Identity) -> None:
     lines = [f"format_version = {FORMAT_VERSION}"]
     lines += [f'{key} = "{value}"' for key, value in identity._asdict().items()]
     text = "\n".join(lines) + "\n"
-    write_file_atomically(vfs, f"{directory}/{FILE_NAME}", text.encode())
+    write_file_atomically(vfs, f"{directory}/{FILE_NAME}", [text.encode()])

@@ -372,7 +372,7 @@ class LogInspector:
         if opening is None:
             return None
         try:
-            queues, _ = checkpoint.decode_entry(opening.payload)
+            queues = checkpoint.decode_queues(opening.payload)
         except ValueError as error:
             self._add_damage(segment, opening.position, str(error))
             return None

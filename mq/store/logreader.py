@@ -33,6 +33,8 @@ from mq.store.segment import Segment
 from mq.store.verified import VerifiedRanges, first_damaged
 
 _READ_AHEAD_BYTES = 1 << 20
+# What comes behind a region of old entries.
+_REGIONS_AHEAD_BYTES = 4 << 20
 # A buffer that is used again for whole entries of which a small part is wanted: new memory of that
 # size costs more than the check. Larger ones are not kept.
 _SCRATCH_BYTES_MAX = 16 << 20
@@ -250,6 +252,9 @@ class LogReader:
         first = first_index - segment.first_index
         stop, end = _stop_within(records, first, len(records), bytes_max)
         position = int(records["position"][first])
+        if segment.is_sealed:
+            # A node that is far behind, which asks for the next one when it has this.
+            segment.log.read_ahead(end, _REGIONS_AHEAD_BYTES)
         data = b""
         with contextlib.suppress(MessagesDamaged):
             data = self._pread(segment, position, end)

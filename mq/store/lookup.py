@@ -5,6 +5,8 @@ The cold path of operators and of support: it opens messages, and reads the entr
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -71,19 +73,37 @@ class Lookup:
                 )
         raise MessageNotFound(f"no message starts at log offset {log_offset}")
 
+    def place(self, log_offset: int) -> tuple[int, int]:
+        """Log offsets of all that `by_id` reads of the log; empty if there is nothing."""
+        try:
+            return self._log.place_of(self._log.index_at(log_offset))
+        except OffsetOutOfRange:
+            return log_offset, log_offset
+
+    def places_by_key(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int = QUERY_RESULTS_MAX
+    ) -> list[tuple[int, int]]:
+        """As `place`, of the first candidates of `by_key`."""
+        found = itertools.islice(self._candidates(topic, key, begin_ms, end_ms), limit)
+        return [self.place(log_offset) for log_offset in found]
+
+    def _candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Log offsets, newest first."""
+        hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
+        last = -1
+        for log_offset in self._index.find(int(hashes[0]), begin_ms, end_ms):
+            if log_offset < self._log.start_offset:
+                return  # the rest is older still, and gone from the log
+            if log_offset != last:  # a message that has the key twice, or two keys of one hash
+                yield log_offset
+            last = log_offset
+
     def by_key(
         self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int = QUERY_RESULTS_MAX
     ) -> list[StoredMessage]:
         """Messages of a topic with this key, stored in [begin, end), newest first, 64 at most."""
-        hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
         found: list[StoredMessage] = []
-        last = -1
-        for log_offset in self._index.find(int(hashes[0]), begin_ms, end_ms):
-            if log_offset < self._log.start_offset:
-                break  # the rest is older still, and gone from the log
-            if log_offset == last:
-                continue  # a message that has the key twice, or two keys of one hash
-            last = log_offset
+        for log_offset in self._candidates(topic, key, begin_ms, end_ms):
             try:
                 stored = self.by_id(log_offset)
             except (MalformedBatch, MessageNotFound):

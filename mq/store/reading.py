@@ -62,6 +62,9 @@ class ReadResult(NamedTuple):
 ReadRanges: TypeAlias = Callable[[Sequence[tuple[int, int]]], list[bytes | memoryview]]
 
 
+_FIRST = np.zeros(1, np.intp)
+
+
 class _Chosen(NamedTuple):
     """Units to be read; `places` counts from where the reading began, None: one after another."""
 
@@ -99,6 +102,11 @@ class Found(NamedTuple):
     def log_range(self) -> tuple[int, int]:
         """Everything that is read stands in here."""
         return int(self.extents.starts[0]), int(self.extents.ends[-1])
+
+    @property
+    def log_ranges(self) -> list[tuple[int, int]]:
+        """Of each run."""
+        return list(zip(self.extents.starts.tolist(), self.extents.ends.tolist(), strict=True))
 
     def read_in_memory(self, log: LogReader) -> ReadResult | None:
         """As `read`; None when it would most likely wait for the disk. Of many runs, some are
@@ -253,9 +261,12 @@ def _extents(chosen: _Chosen) -> _Extents:
     is_break |= high[:-1] != high[1:]
     if places is not None:
         is_break |= places[1:] != places[:-1] + 1
-    breaks = 1 + np.flatnonzero(is_break)
-    first = np.concatenate(([0], breaks))
-    last = np.concatenate((breaks, [len(units)])) - 1
+    if is_break.any():
+        breaks = 1 + np.flatnonzero(is_break)
+        first = np.concatenate(([0], breaks))
+        last = np.concatenate((breaks, [len(units)])) - 1
+    else:
+        first, last = _FIRST, np.array([len(units) - 1])
     starts = units["log_offset"][first].astype(np.int64)
     ends = units["log_offset"][last].astype(np.int64) + sizes[last]
     if (ends <= starts).any() or (starts[1:] < ends[:-1]).any():

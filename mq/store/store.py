@@ -31,7 +31,7 @@ from mq.store.lookup import Lookup
 from mq.store.mending import Mending
 from mq.store.reading import Found, ReadResult, Status, find_in_queue
 from mq.store.rebuilding import DefaultHeldReplay, StartHeldReplay
-from mq.store.vfs import Vfs, is_shortage, shortage
+from mq.store.vfs import DiskUsage, Vfs, is_shortage, shortage
 
 log = get_logger(__name__)
 
@@ -134,8 +134,8 @@ class Store:
     def _walk(self) -> LogWalk:
         return self.log.apart_through(self.applied_index)
 
-    def checkpoint_payload(self) -> bytes:
-        """The payload of a checkpoint entry right behind `applied_index`."""
+    def checkpoint_payload(self) -> list[bytes]:
+        """The payload of a checkpoint entry right behind `applied_index`, in parts."""
         return checkpoint.encode_entry(self.queues.extents(), self._broker_state())
 
     def committed(self, raft_index: int) -> Iterator[CommittedEntry]:
@@ -318,10 +318,11 @@ class Store:
         is_needed_before: Callable[[int], bool] = lambda _: False,
     ) -> Dropped:
         """Drops what the policy lets go, and refuses or allows writes by the use of the disk. What
-        is needed before some log offset stays, whatever the policy says.
+        is needed before some log offset stays, whatever the policy says. The files of what is
+        dropped go with `log.remove_released`, which the caller has to call.
         """
         count, reason = self._expired(policy, now_ms)
-        dropped = self.drop_front(count, reason, is_needed_before)
+        dropped = self._release_front(count, reason, is_needed_before)
         disk = self._vfs.disk_usage(self._directory)
         is_nearly_full = retention.refuses_writes(policy, disk)
         if is_nearly_full != self._is_disk_nearly_full:
@@ -330,6 +331,10 @@ class Store:
             used = round(disk.used_ratio, 3)
             log.warning(event, used_ratio=used, limit=policy.refuse_writes_ratio)
         return dropped
+
+    def disk_usage(self) -> DiskUsage:
+        """Of the disk that the data directory is on."""
+        return self._vfs.disk_usage(self._directory)
 
     def _expired(self, policy: retention.Policy, now_ms: int) -> retention.Decision:
         disk = self._vfs.disk_usage(self._directory)
@@ -351,6 +356,16 @@ class Store:
         is_needed_before: Callable[[int], bool] = lambda _: False,
     ) -> Dropped:
         """Drops so many segments from the front, as far as they are applied and not needed."""
+        dropped = self._release_front(count, reason, is_needed_before)
+        self.log.remove_released()
+        return dropped
+
+    def _release_front(
+        self,
+        count: int,
+        reason: retention.Reason | None,
+        is_needed_before: Callable[[int], bool],
+    ) -> Dropped:
         infos = self.log.segments()
         count = min(count, len(infos) - 1)
         while count > 0 and (
@@ -360,7 +375,7 @@ class Store:
             count -= 1
         if count <= 0:
             return Dropped(0, reason, [])
-        self.log.drop_front(count)
+        self.log.release_front(count)
         moved = self.derived.follow_front(self.log)
         log.info(
             "segments dropped",

@@ -8,6 +8,8 @@ runs the same lines for every length (tests/unit/store/test_hot_path.py).
 
 from __future__ import annotations
 
+import functools
+
 BYTES_MAX = 10
 _LENGTH_BITS = 35
 _LENGTH_CONTINUES = 0x80_8080_8080
@@ -26,6 +28,12 @@ def encode(value: int) -> bytes:
     size = width(value)
     continues = _LENGTH_CONTINUES & (1 << 8 * (size - 1)) - 1
     return (_spread(value) | continues).to_bytes(size, "little")
+
+
+@functools.lru_cache(maxsize=4096)
+def field_head(number: int, length: int) -> bytes:
+    """Stands before a length-delimited field with a number below 16."""
+    return bytes([number << 3 | 2]) + encode(length)
 
 
 def _spread(value: int) -> int:

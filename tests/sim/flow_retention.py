@@ -56,6 +56,7 @@ class House:
             if staying and broker.leadership.is_serving and broker.needs_log_before(staying):
                 await broker.carry(staying)
             dropped = store.retain(_POLICY, now_ms, broker.needs_log_before)
+            store.log.remove_released()
             broker.on_dropped(dropped.moved)
             self.dropped += dropped.segments
 

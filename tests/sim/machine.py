@@ -44,9 +44,9 @@ class CountingMachine:
         if log.last_index >= log.first_index and not self._restore_saved():
             self._restore_first()
 
-    def checkpoint_payload(self) -> bytes:
+    def checkpoint_payload(self) -> list[bytes]:
         state = _STATE.pack(self.count, self.digest)
-        return Checkpoint(broker_state=state).SerializeToString()
+        return [Checkpoint(broker_state=state).SerializeToString()]
 
     def check_writable(self) -> None:
         if self.is_full:
@@ -80,7 +80,7 @@ class CountingMachine:
         self._log.sync()
         term = self._log.term_at(self.applied_index)
         saved = _SAVED.pack(self.applied_index, term, self.count, self.digest)
-        write_file_atomically(self._vfs, self._path, saved)
+        write_file_atomically(self._vfs, self._path, [saved])
 
     def _restore_saved(self) -> bool:
         if self._vfs.file_size(self._path) != _SAVED.size:

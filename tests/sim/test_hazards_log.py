@@ -225,10 +225,10 @@ def test_entries_of_any_legal_size_are_replicated() -> None:
 
 
 class LargeState(CountingMachine):
-    def checkpoint_payload(self) -> bytes:
+    def checkpoint_payload(self) -> list[bytes]:
         # An unknown field of the message, as large as a broker with very many topics has it.
         size = 9 << 20
-        return super().checkpoint_payload() + b"\xf2\x01" + varint(size) + bytes(size)
+        return [*super().checkpoint_payload(), b"\xf2\x01" + varint(size), bytes(size)]
 
 
 def test_a_checkpoint_larger_than_any_batch_is_replicated() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -315,6 +317,30 @@ def test_only_a_node_with_the_whole_log_is_asked_to_lead() -> None:
 # -- disks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))], ids=["heap", "map"]
+)
+def test_a_leader_without_memory_says_so_and_gives_up_and_another_leads(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: int) -> None:
+        raise error
+
+    with World(1) as world:
+        leader = world.settle()
+        replica = replica_of(leader)
+        monkeypatch.setattr(leader.machine, "apply_through", fail)
+        world.commit()
+        assert "no memory is left" in str(replica.failure)
+        assert world.leader() not in (None, leader)
+        world.converge()
+
+
+class NeverResigns(Core):
+    def _resign(self) -> None:
+        """Raft says nothing of a disk that stands still."""
+
+
 class GoesOn(Replica):
     def fail(self, error: MqError) -> None:
         """PySyncObj never asks whether the disk took anything."""
@@ -340,8 +366,33 @@ def test_a_leader_whose_disk_fails_gives_up_and_another_leads() -> None:
         world.converge()
 
 
+def stall_the_leaders_disk(world: World) -> SimNode:
+    """Its syncs do not end; messages come and go as before."""
+    leader = world.settle()
+    leader.sync_s = 1_000_000.0
+    world.propose()
+    return leader
+
+
+def test_a_leader_whose_disk_stands_still_leaves_the_lead_to_one_whose_disk_moves() -> None:
+    with World(1) as world:
+        leader = stall_the_leaders_disk(world)
+        world.commit()
+        assert world.leader() not in (None, leader)
+        world.converge()
+
+
+def test_a_leader_that_stays_with_a_disk_that_stands_still_hangs() -> None:
+    with World(1, setup=Setup(core_class=NeverResigns)) as world:
+        leader = stall_the_leaders_disk(world)
+        with pytest.raises(Violation, match="nothing committed"):
+            world.commit()
+        assert world.leader() is leader
+
+
 def test_a_leader_that_goes_on_with_a_broken_disk_hangs() -> None:
-    with World(1, setup=Setup(replica_class=GoesOn)) as world:
+    setup = Setup(replica_class=GoesOn, core_class=NeverResigns)
+    with World(1, setup=setup) as world:
         leader, outcomes = fail_the_leaders_disk(world)
         assert world.leader() is leader
         assert outcomes == []

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
+from mq.broker.attribution import NOBODY, Actor, Attribution
 from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
@@ -28,6 +29,7 @@ _GATHER_S = 0.1
 _POSITIONS_MAX = 2_000
 
 Positions = dict[str, dict[Queue, int]]
+Actors = dict[str, dict[Queue, Actor]]
 
 
 class Commits:
@@ -40,6 +42,8 @@ class Commits:
         self._under_way: Positions = {}
         # In atomic sends in flight; what is noted of the same queues meanwhile is newer.
         self._elsewhere: Positions = {}
+        # Whose the noted ones are, as far as that is known.
+        self._actors: Actors = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_writing = False
@@ -68,19 +72,26 @@ class Commits:
         found = self.position(group, queue) or 0
         return max(found, self._elsewhere.get(group, {}).get(queue, 0))
 
-    def note(self, group: str, positions: Mapping[Queue, int]) -> None:
+    def note(self, group: str, positions: Mapping[Queue, int], actor: Actor | None = None) -> None:
         """Committed soon."""
         if positions:
-            self._noted.setdefault(group, {}).update(positions)
+            self._note(group, positions, actor)
             self._write_in(_GATHER_S)
 
-    def commit(self, group: str, positions: Mapping[Queue, int]) -> asyncio.Future[None]:
+    def _note(self, group: str, positions: Mapping[Queue, int], actor: Actor | None) -> None:
+        self._noted.setdefault(group, {}).update(positions)
+        by = dict.fromkeys(positions, actor or NOBODY)
+        self._actors.setdefault(group, {}).update(by)
+
+    def commit(
+        self, group: str, positions: Mapping[Queue, int], actor: Actor | None = None
+    ) -> asyncio.Future[None]:
         """Done when they are durable; they count at once."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         if not positions:
             waiter.set_result(None)
             return waiter
-        self._noted.setdefault(group, {}).update(positions)
+        self._note(group, positions, actor)
         self._waiters.append(waiter)
         self._write_in(0)
         return waiter
@@ -115,6 +126,7 @@ class Commits:
         """This node steps down: members report to the next leader what they have."""
         # Not emptied: what is under way may be read by the task that writes it.
         self._noted, self._under_way, self._elsewhere = {}, {}, {}
+        self._actors = {}
         waiters, self._waiters = self._waiters, []
         _tell(waiters, NotLeader(None, None))
 
@@ -142,7 +154,9 @@ class Commits:
         self._is_writing = True
         waiters, self._waiters = self._waiters, []
         self._under_way, self._noted = self._noted, {}
-        self._task = self._loop.create_task(self._propose(_commands(self._under_way), waiters))
+        actors, self._actors = self._actors, {}
+        commands = _commands(self._under_way, actors, self._writer.attribution)
+        self._task = self._loop.create_task(self._propose(commands, waiters))
 
     async def _propose(
         self, commands: Iterable[Command], waiters: list[asyncio.Future[None]]
@@ -171,7 +185,7 @@ def _tell(waiters: Iterable[asyncio.Future[None]], error: MqError | None) -> Non
             waiter.set_exception(error)
 
 
-def _commands(positions: Positions) -> Iterator[Command]:
+def _commands(positions: Positions, actors: Actors, attribution: Attribution) -> Iterator[Command]:
     """Each one is made when the one before it is written: very many would hold up the loop."""
     commit, count = CommitPositions(), 0
     for group, queues in positions.items():
@@ -181,7 +195,9 @@ def _commands(positions: Positions) -> Iterator[Command]:
                 QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset)
                 for queue, queue_offset in chunk
             ]
-            commit.groups.append(GroupPositions(group=group, positions=wire))
+            known = actors.get(group, {})
+            by = attribution.numbers(known.get(queue, NOBODY) for queue, _ in chunk)
+            commit.groups.append(GroupPositions(group=group, positions=wire, actors=by))
             count += len(chunk)
             if count >= _POSITIONS_MAX:
                 yield Command(commit_positions=commit)

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import NamedTuple
 
+from mq.broker.attribution import Actor
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.cursor import Cursor, claimed
@@ -30,7 +31,14 @@ from mq.broker.long_work import TimeSlice
 from mq.broker.queue import Queue, queues_of
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
-from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
+from mq.errors import (
+    GroupNotEmpty,
+    IllegalOffset,
+    MqError,
+    NotAssigned,
+    PermissionDenied,
+    UnknownMember,
+)
 from mq.logging import get_logger
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, Filter
 from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
@@ -135,16 +143,27 @@ class Groups:
         self._expires_ms = expires_ms
         self._live: dict[str, _Live] = {}
         self._led_since_ms = 0
+        # Of all queues, when this node began to lead.
+        self._former_ends: dict[Queue, int] = {}
         # Groups that had members under this leader: no former leader knows more of them.
         self._met: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- streams ----------------------------------------------------------------------------------
 
-    def claim(self, name: str, queue: Queue, next_offset: int) -> Cursor:
-        """For `subscribe`: a member comes back with this queue in hand."""
+    def claim(self, name: str, spec: Spec, queue: Queue, next_offset: int) -> Cursor:
+        """For `subscribe`: a member comes back with this queue in hand.
+
+        A member that this leader has not met got its messages from a former one: they stood in the
+        queue when this one began to lead. If not, they were lost, and others have their offsets by
+        now.
+        """
         done = self._commits.position(name, queue) or 0
-        return claimed(next_offset, done, self.extent(queue)[1])
+        end, live = self.extent(queue)[1], self._live.get(name)
+        is_met = live is not None and spec.member_id in live.group.members
+        if not is_met and spec.mode != MODE_BROADCAST:
+            end = min(end, self._former_ends.get(queue, 0))
+        return claimed(next_offset, done, end, asyncio.get_running_loop().time())
 
     def subscribe(
         self,
@@ -161,7 +180,8 @@ class Groups:
         self._leadership.check()
         self._check_readable(spec.subscriptions)
         live = self._join(name, spec, claims)
-        self._dismiss(live, spec.member_id, f"{spec.member_id} has a newer stream in group {name}")
+        why = UnknownMember(f"{spec.member_id} has a newer stream in group {name}")
+        self._dismiss(live, spec.member_id, why)
         if live.group.retry_topic is not None:
             # Messages that failed here once passed the filters then.
             filters = {live.group.retry_topic: compile_filter(Filter()), **filters}
@@ -217,12 +237,14 @@ class Groups:
                 for queue, at in news.items()
                 if live.group.owner(queue) == member_id and at > self._commits.reached(name, queue)
             }
-            self._commits.note(name, own)
+            member = live.group.members.get(member_id)
+            self._commits.note(name, own, member.spec.actor(name) if member else None)
 
-    def released(self, subscriber: Subscriber, queues: Iterable[Queue]) -> None:
+    def released(self, subscriber: Subscriber, epochs: Mapping[Queue, int | None]) -> None:
+        """Each with the epoch that the client had it under; None: it did not say."""
         self.alive(subscriber)
         live = self._live.get(subscriber.group)
-        found = subscriber.released(queues)
+        found = subscriber.released(epochs)
         # A position at first sight is found again by the next leader.
         begun = self._machine.state.offsets.positions(subscriber.group).keys() & found
         if live is not None and self._commits.is_pending(subscriber.group, begun):
@@ -272,20 +294,30 @@ class Groups:
         self._arrange(name, live)
         return live.group
 
-    def leave(self, name: str, member_id: str) -> None:
+    def leave(self, name: str, member_id: str, reason: str = "") -> None:
+        """With a reason, an operator sends it away: its queues are free at once, also in an ordered
+        group, whatever its handler is doing.
+        """
         self._leadership.check()
         live = self._live.get(name)
         if live is None or member_id not in live.group.members:
             return
         live.group.leave(member_id)
         live.broken.pop(member_id, None)
-        self._dismiss(live, member_id, f"{member_id} has left group {name}")
+        if reason:
+            log.warning("a consumer is sent away", group=name, member=member_id, reason=reason)
+            why: MqError = PermissionDenied(
+                f"an operator has sent {member_id} away from group {name}: {reason}"
+            )
+        else:
+            why = UnknownMember(f"{member_id} has left group {name}")
+        self._dismiss(live, member_id, why)
         self._arrange(name, live)
 
-    def _dismiss(self, live: _Live, member_id: str, why: str) -> None:
+    def _dismiss(self, live: _Live, member_id: str, why: MqError) -> None:
         former = live.streams.pop(member_id, None)
         if former is not None:
-            former.subscriber.end(UnknownMember(why))
+            former.subscriber.end(why)
             former.subscriber.detach()
 
     def _check_readable(self, topics: Iterable[str]) -> None:
@@ -321,12 +353,19 @@ class Groups:
     # -- offsets ----------------------------------------------------------------------------------
 
     def commit(
-        self, name: str, member_id: str, positions: Mapping[Queue, int]
+        self,
+        name: str,
+        member_id: str,
+        positions: Mapping[Queue, int],
+        caller: Actor | None = None,
     ) -> asyncio.Future[None]:
-        """Done when they are durable. Raises as `check_commit`: nothing was committed."""
+        """Done when they are durable. Raises as `check_commit`: nothing was committed. `caller` is
+        whose they are if they are not a member's.
+        """
         self._leadership.check()
         self.check_commit(name, member_id, positions)
-        return self._commits.commit(name, positions)
+        actor = self.member(name, member_id).spec.actor(name) if member_id else caller
+        return self._commits.commit(name, positions, actor)
 
     def check_commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
         """Whether it may. UnknownMember, NotAssigned, GroupNotEmpty, IllegalOffset, and whatever
@@ -353,7 +392,9 @@ class Groups:
                 )
             self._check_offset(queue, queue_offset)
 
-    async def reset(self, name: str, positions: Mapping[Queue, int]) -> None:
+    async def reset(
+        self, name: str, positions: Mapping[Queue, int], caller: Actor | None = None
+    ) -> None:
         """Moves the group, also while it consumes by streams."""
         live = self._live.get(name)
         pulling = [one for one in live.group.members if one not in live.streams] if live else []
@@ -363,9 +404,9 @@ class Groups:
                 "stop members that pull or are just reconnecting, then reset"
             )
         # Also for a caller that has gone: half of it would be worse than all of it.
-        await asyncio.shield(self._start(self._move(name, positions)))
+        await asyncio.shield(self._start(self._move(name, positions, caller)))
 
-    async def _move(self, name: str, positions: Mapping[Queue, int]) -> None:
+    async def _move(self, name: str, positions: Mapping[Queue, int], caller: Actor | None) -> None:
         """A queue is moved and noted in one turn, so that no report of progress comes between."""
         left, turn = iter(positions.items()), TimeSlice()
         committed = []
@@ -373,7 +414,7 @@ class Groups:
             live = self._live.get(name)
             for stream in live.streams.values() if live else ():
                 stream.subscriber.move(part)
-            committed.append(self._commits.commit(name, part))
+            committed.append(self._commits.commit(name, part, caller))
             await turn.over()
         await asyncio.gather(*committed)
 
@@ -541,7 +582,7 @@ class Groups:
                     live.group.leave(member_id)
             for member_id in live.group.expire(now_ms):
                 live.broken.pop(member_id, None)
-                why = f"{member_id} was silent for too long in group {name}"
+                why = UnknownMember(f"{member_id} was silent for too long in group {name}")
                 self._dismiss(live, member_id, why)
                 log.info("a consumer is gone", group=name, member=member_id)
             self._arrange(name, live)
@@ -571,6 +612,10 @@ class Groups:
     def lead(self) -> None:
         """This node leads from now on."""
         self._led_since_ms = self._now_ms()
+        self._former_ends = {
+            Queue(topic, queue_id): end
+            for topic, queue_id, _, end in self._machine.store.queues.extents()
+        }
         self._met.clear()
 
     def step_down(self, refusal: MqError) -> None:
@@ -644,6 +689,14 @@ class Groups:
 
     def silent_ms(self, member: Member) -> int:
         return max(0, self._now_ms() - member.last_seen_ms)
+
+    def stalled_ms(self, name: str) -> dict[str, int]:
+        """By member with a stream, for how long it has made no progress in a queue of which it has
+        messages; 0 without such a queue.
+        """
+        live = self._live.get(name)
+        streams = live.streams.items() if live else ()
+        return {member_id: round(1000 * one.subscriber.stalled_s) for member_id, one in streams}
 
     def in_flight(self, name: str) -> int:
         """Messages that members have and did not report as done."""

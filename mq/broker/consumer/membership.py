@@ -24,7 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mq import names
+from mq.broker.attribution import Actor
 from mq.broker.consumer.assignment import Candidate, assign
+from mq.broker.consumer.filters import ALL_MESSAGES
 from mq.broker.consumer.queue_table import (
     NONE,
     Flags,
@@ -65,6 +67,13 @@ class Spec(NamedTuple):
     subscriptions: Mapping[str, str]
     address: str
     is_streaming: bool
+    user: str = ""
+
+    def actor(self, group: str) -> Actor:
+        """Of what it does in the group."""
+        wanted = self.subscriptions.items()
+        filters = tuple((topic, text) for topic, text in wanted if text != ALL_MESSAGES)
+        return Actor(self.user, self.address, "", group, self.member_id, filters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from mq.broker.contracts import Peer
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
 from mq.broker.state.topics import Topics
+from mq.broker.topic_counts import TopicCounts
 from mq.errors import MessagesDamaged, MqError
 from mq.store.reading import Found, ReadResult, Status
 from mq.store.store import Store
@@ -70,6 +71,7 @@ class Puller:
         self.unsent = unsent
         self._cold = ColdReads(store.log)
         self.messages_total = self.bytes_total = 0
+        self.by_topic = TopicCounts(topics)
         # Skipped messages: damaged on all nodes.
         self.lost_total = 0
         # Answers with messages while another node led.
@@ -148,6 +150,10 @@ class Puller:
             return result and self._filtered(query, result)
         return self.load(query, found)
 
+    async def read_anywhere(self, query: Query) -> ReadResult:
+        """As `read`; what is far behind and not in memory, on a thread."""
+        return await self._load_any(query, self.locate(query))
+
     async def _load_any(self, query: Query, found: ReadResult | Found) -> ReadResult:
         return self.load_warm(query, found) or await self.load_cold(query)
 
@@ -166,8 +172,10 @@ class Puller:
             status = Status.FOUND if runs else Status.NOTHING_MATCHED
             result = result._replace(status=status, runs=runs)
         for run in result.runs:
+            size = len(run.frames)
             self.messages_total += run.message_count
-            self.bytes_total += len(run.frames)
+            self.bytes_total += size
+            self.by_topic.add(query.queue.topic, run.message_count, size)
         return result
 
     # -- the long poll ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ A queue that cannot be read because a file is damaged is set aside for a while; 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
@@ -90,7 +91,7 @@ class Subscriber:
         puller: Puller,
         arrivals: Arrivals,
         *,
-        on_untold: Callable[[Subscriber, list[Queue]], None] = lambda *_: None,
+        on_untold: Callable[[Subscriber, Mapping[Queue, None]], None] = lambda *_: None,
     ) -> None:
         """`on_untold` gets queues that left again before the client was told that it has them: the
         client cannot release those.
@@ -105,8 +106,6 @@ class Subscriber:
         self._cursors: dict[Queue, Cursor] = {}
         # Revoked, and not released yet: the client may still report progress.
         self._leaving: dict[Queue, Cursor] = {}
-        # Queues that the client was told of.
-        self._told: set[Queue] = set()
         self._on_untold = on_untold
         # Queues that may have something to send, in the order of their turn.
         self._ready: dict[Queue, None] = {}
@@ -132,6 +131,15 @@ class Subscriber:
     @property
     def queues(self) -> AbstractSet[Queue]:
         return self._cursors.keys()
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the client has made no progress in one of the queues of which it has
+        messages, also in one that it is to release.
+        """
+        cursors = itertools.chain(self._cursors.values(), self._leaving.values())
+        busy = [one.busy_since_s for one in cursors if one.busy_since_s]
+        return asyncio.get_running_loop().time() - min(busy) if busy else 0.0
 
     @property
     def cached_messages(self) -> int:
@@ -180,14 +188,13 @@ class Subscriber:
         finish and to release, under epoch 0.
         """
         self._leaving.update(in_hand)
-        self._told.update(in_hand)
 
     def move(self, positions: Mapping[Queue, int]) -> None:
         """A seek of the client's or a reset by an operator: what was sent before is void."""
         for queue, queue_offset in positions.items():
             cursor = self._cursors.get(queue)
             if cursor is not None:
-                self._cursors[queue] = Cursor(queue_offset, cursor.epoch + 1)
+                self._cursors[queue] = cursor.moved(queue_offset, cursor.epoch + 1)
                 self._ready[queue] = None
             elif queue in self._leaving:
                 former = self._leaving[queue]
@@ -247,7 +254,8 @@ class Subscriber:
                 )
             if queue_offset > cursor.done:
                 news[queue] = queue_offset
-                self._allowance.earn(cursor.advance(queue_offset), self._limits.delivery_bytes)
+                earned = cursor.advance(queue_offset, asyncio.get_running_loop().time())
+                self._allowance.earn(earned, self._limits.delivery_bytes)
                 if queue in self._cursors:
                     self._ready[queue] = None
         if news:
@@ -289,15 +297,23 @@ class Subscriber:
                     f"it is done up to {cursor.done} and ends at {reached}"
                 )
             cursor.is_redirected = False
-            cursor.stays_until_s = asyncio.get_running_loop().time() + _STAYS_S
-            cursor.has_in_hand(queue_offset)
+            now_s = asyncio.get_running_loop().time()
+            cursor.stays_until_s = now_s + _STAYS_S
+            cursor.has_in_hand(queue_offset, now_s)
             self._ready[queue] = None
         self._wake.set()
 
-    def released(self, queues: Iterable[Queue]) -> list[Queue]:
-        """Those that were the member's to release."""
-        found = [queue for queue in queues if self._leaving.pop(queue, None) is not None]
-        self._told.difference_update(found)
+    def released(self, epochs: Mapping[Queue, int | None]) -> list[Queue]:
+        """Returns the queues that were the member's to release, under these epochs; None: under
+        any. The release of an earlier epoch is stale: the queue was assigned again since.
+        """
+        found = [
+            queue
+            for queue, epoch in epochs.items()
+            if (cursor := self._leaving.get(queue)) and cursor.is_released_by(epoch)
+        ]
+        for queue in found:
+            del self._leaving[queue]
         return found
 
     # -- to the client ----------------------------------------------------------------------------
@@ -333,13 +349,12 @@ class Subscriber:
         self._is_assignment_due = False
         generation, ranks, cursors = self._generation, dict(self._ranks), dict(self._cursors)
         for cursor in cursors.values():
-            cursor.is_told = True
+            cursor.tell()
         for cursor in self._leaving.values():
             cursor.is_told_of_end = True
-        untold = [queue for queue in self._leaving if queue not in self._told]
-        self._told = {*cursors, *(self._leaving.keys() - untold)}
+        untold = [queue for queue, one in self._leaving.items() if one.told_epoch is None]
         if untold:
-            self._on_untold(self, untold)
+            self._on_untold(self, dict.fromkeys(untold))
         # A cursor that is replaced meanwhile makes another assignment due.
         positions = await in_turns(
             Position(queue, cursor.next_offset, cursor.epoch) for queue, cursor in cursors.items()
@@ -410,7 +425,8 @@ class Subscriber:
         cursor.has_unsent_gap = False
         count = sum(run.message_count for run in result.runs)
         size_bytes = sum(len(run.frames) for run in result.runs)
-        cursor.add_sent(Sent(result.next_offset, count, size_bytes))
+        now_s = asyncio.get_running_loop().time()
+        cursor.add_sent(Sent(result.next_offset, count, size_bytes), now_s)
         if result.next_offset < result.end:
             self._ready[queue] = None
         return Delivered(queue, cursor.epoch, result)

@@ -276,6 +276,8 @@ class Delays(Service):
 
     async def _deliver(self, taken: dict[int, list[DueUnit]]) -> None:
         state = self._core.state
+        # Most of it was written long ago.
+        await self._load(taken.values())
         leaving = list(self._leaving(taken))
         for topic in {one.held.batch.topic for one in leaving if one.held is not None}:
             # Whether the topic stays is not known yet.
@@ -287,12 +289,17 @@ class Delays(Service):
         if max(one.due_ms for one in out.lanes) > self._until_ms():
             raise _NotNow
         await self._core.writer.write(
-            Command(deliver_scheduled=DeliverScheduled(lanes=out.lanes)), out.batches
+            Command(deliver_scheduled=DeliverScheduled(lanes=out.lanes, sources=out.sources)),
+            out.batches,
         )
         self.delivered_total += out.delivered
         self._count_dropped(out.dropped)
         if out.lost:
             log.error("batches that waited are gone from the log", batches=out.lost)
+
+    async def _load(self, taken: Iterable[list[DueUnit]]) -> None:
+        units = itertools.chain.from_iterable(taken)
+        await self._core.page_in.load((one.log_offset, one.log_offset + one.size) for one in units)
 
     def _leaving(self, taken: dict[int, list[DueUnit]]) -> Iterator[Leaving]:
         """With the stored batches, in the order of the lanes."""
@@ -349,6 +356,7 @@ class Delays(Service):
                 found.append((number, below, units))
             if not is_all:
                 break
+        await self._load(units for _, _, units in found)
         self._core.leadership.check()
         if epoch != self._epoch:
             return False
@@ -409,11 +417,14 @@ class Outgoing(NamedTuple):
     # Messages whose topic is gone, and batches that are.
     dropped: int
     lost: int
+    # As in `DeliverScheduled`.
+    sources: list[int]
 
 
 def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topics) -> Outgoing:
     """One batch for each queue, with all that goes there in its order; how far lanes are then."""
     by_queue: dict[tuple[str, int], list[Batch]] = {}
+    origins: dict[tuple[str, int], list[tuple[int, int]]] = {}
     progress: dict[int, LaneProgress] = {}
     delivered = dropped = lost = 0
     for number, unit, held in leaving:
@@ -431,10 +442,23 @@ def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topi
         batch = _without_recalled(held, lanes[number].recalled)
         if batch is not None:
             queue_id = batch.queue_id % topic.write_queues
-            by_queue.setdefault((topic.name, queue_id), []).append(batch)
+            queue = topic.name, queue_id
+            by_queue.setdefault(queue, []).append(batch)
+            origin = held.first_message_at, batch.message_count
+            origins.setdefault(queue, []).append(origin)
             delivered += batch.message_count
-    batches = [rebatch.joined(some, *queue) for queue, some in by_queue.items()]
-    return Outgoing(batches, list(progress.values()), delivered, dropped, lost)
+    batches = [rebatch.joined(some, *name) for name, some in by_queue.items()]
+    sources = _sources(one for queue in by_queue for one in origins[queue])
+    return Outgoing(batches, list(progress.values()), delivered, dropped, lost, sources)
+
+
+def _sources(origins: Iterable[tuple[int, int]]) -> list[int]:
+    found: list[int] = []
+    last = 0
+    for first_message_at, count in origins:
+        found += first_message_at - last, count
+        last = first_message_at
+    return found
 
 
 def topic_of(held: HeldBatch, topics: Topics) -> Topic | None:

@@ -26,6 +26,9 @@ from mq.broker.state.dedup import StoredAt
 from mq.broker.state.leases import Range
 from mq.errors import IllegalHandle
 
+# Characters of a reason in the log, and of all reasons of one request.
+REASON_TOLD_MAX, _REASONS_TOLD_MAX = 200, 10_000
+
 
 def held_ranges(draft: LeaseDraft, group: str, handle: Handle) -> list[Range] | None:
     """The ranges of a handle's messages. None: the handle is not valid."""
@@ -58,8 +61,6 @@ def changes_bytes(handles: Sequence[Handle | None]) -> int:
 
 def _joined(handles: Sequence[Handle | None]) -> list[tuple[int, int, Handle]]:
     """Neighbours of one lease as one, with the indexes that they came from."""
-    if len(handles) == 1 and handles[0] is not None:
-        return [(0, 1, handles[0])]
     joined: list[tuple[int, int, Handle]] = []
     for at, handle in enumerate(handles):
         if handle is None:
@@ -79,6 +80,10 @@ class HandlesSettled(NamedTuple):
     invisible_until_ms: int = 0
 
 
+# What most requests come to.
+ONE_DONE = HandlesSettled([True])
+
+
 @dataclass(slots=True)
 class HandleRequest:
     """Changes the messages of some handles; each kind of request says how it changes a range."""
@@ -87,8 +92,17 @@ class HandleRequest:
     handles: Sequence[Handle | None]
 
     def decide(self, turn: LeaseTurn) -> HandlesSettled:
-        turn.check_fits(changes_bytes(self.handles))
-        return HandlesSettled(self._settle(turn, self.handles))
+        handles = self.handles
+        turn.check_fits(changes_bytes(handles))
+        if len(handles) != 1:
+            return HandlesSettled(self._settle(turn, handles))
+        (handle,) = handles
+        ranges = held_ranges(turn.draft, self.group, handle) if handle is not None else None
+        if handle is None or ranges is None:
+            return HandlesSettled([False])
+        for one in ranges:
+            self._change(turn, handle.queue, one)
+        return ONE_DONE
 
     def _settle(self, turn: LeaseTurn, handles: Sequence[Handle | None]) -> list[bool]:
         valid = [False] * len(handles)
@@ -151,6 +165,11 @@ class Nack(HandleRequest):
     retries_max: int
     reason: str
 
+    def decide(self, turn: LeaseTurn) -> HandlesSettled:
+        told = min(len(self.reason) * len(self.handles), _REASONS_TOLD_MAX)
+        turn.check_fits(changes_bytes(self.handles) + 4 * told)
+        return HandlesSettled(self._settle(turn, self.handles))
+
     def _change(self, turn: LeaseTurn, queue: Queue, one: Range) -> None:
         start, delay_ms = one.start, self.delay_ms
         if one.attempts > self.retries_max:
@@ -160,7 +179,9 @@ class Nack(HandleRequest):
         elif delay_ms is None:
             delay_ms = wait_ms(one.attempts)
         value = 0, turn.now_ms + delay_ms, one.attempts
-        turn.draft.put(self.group, queue, start, one.end, value)
+        # Of many messages less is said.
+        told = self.reason[: min(REASON_TOLD_MAX, _REASONS_TOLD_MAX // len(self.handles))]
+        turn.draft.put(self.group, queue, start, one.end, value, told)
 
 
 @dataclass(slots=True)

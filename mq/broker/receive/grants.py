@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from mq.broker.attribution import NOBODY, Actor
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.pulling import Query
@@ -51,6 +52,10 @@ class Receive(NamedTuple):
     invisible_ms: int
     wait_s: float = 0.0
     start: Start = Start()
+    # For traces.
+    actor: Actor = NOBODY
+    # A later leader knows the leases of this receiver by it, see `leases.marked`; 0: it need not.
+    lease_mark: int = 0
 
 
 class GrantedRun(NamedTuple):
@@ -86,6 +91,7 @@ class Grant:
         self._lease = lease
         self._visible_at_ms = turn.now_ms + receive.invisible_ms
         self._draft = turn.draft
+        self._draft.holders[lease] = receive.actor
         self._is_full = False
 
     @property

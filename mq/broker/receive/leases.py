@@ -4,7 +4,8 @@ the entry that a turn of decisions becomes.
     lease = number 8 | queue id 4 | topic          little-endian; the rest is UTF-8
 
 The number of a lease is random, new with every grant, and never 0. It makes a handle valid; topic
-and queue only say where to look the number up. Clients treat a lease as opaque bytes.
+and queue only say where to look the number up. Clients treat a lease as opaque bytes. Where a later
+leader has to know whose lease it is, its highest 24 bits are a mark of the receiver.
 
 Requests of one turn are decided one after the other, each on the state that the ones before it
 left. The draft copies the leases of a queue when they are changed first, and records the changes
@@ -15,11 +16,13 @@ are acknowledged. It is bounded; a request that does not fit goes into the next 
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from mq import names
+from mq.broker.attribution import Actor, Attribution
 from mq.broker.queue import Queue
 from mq.broker.retry.retries import Letter, attempts_before, dead_letters, stored_messages
 from mq.broker.state.dedup import StoredAt
@@ -34,11 +37,15 @@ from mq.wire.v1 import state_pb2 as pb
 from mq.wire.v1.consumer_pb2 import Handle as WireHandle
 
 _HEAD = struct.Struct("<QI")
+_MARK_SHIFT = 40
+_UNMARKED = (1 << _MARK_SHIFT) - 1
+MARK_MAX = (1 << 64 - _MARK_SHIFT) - 1
 # The topics of a group have a prefix before the longest name.
 _LEASE_BYTES_MAX = _HEAD.size + 160
 # Upper bounds of a change in its command, and of its queue.
-CHANGE_BYTES = 52
+CHANGE_BYTES = 60
 QUEUE_BYTES = 320
+_SINGLE_HOLDER_BYTES = 4
 # A turn accepts requests up to so many bytes of the entry, and of messages that were read.
 _ENTRY_BYTES = 1 << 20
 _READ_BYTES = 8 << 20
@@ -64,6 +71,16 @@ class Handle(NamedTuple):
     end: int
 
 
+def marked(number: int, mark: int) -> int:
+    """The number of a lease, out of a random one. A mark of 0 is none: all bits are random then."""
+    return (mark << _MARK_SHIFT | number & _UNMARKED if mark else number) or 1
+
+
+def mark_of(lease: int) -> int:
+    """Of a lease without a mark, any number."""
+    return lease >> _MARK_SHIFT
+
+
 def lease_bytes(queue: Queue, number: int) -> bytes:
     return _HEAD.pack(number, queue.queue_id) + queue.topic.encode()
 
@@ -71,19 +88,18 @@ def lease_bytes(queue: Queue, number: int) -> bytes:
 def parse_handles(wire: Iterable[WireHandle]) -> list[Handle | None]:
     """None for each handle that no broker made."""
     handles: list[Handle | None] = []
-    lease, found = b"", None
     for one in wire:
-        if one.lease != lease:  # neighbours often share it
-            lease = one.lease
-            found = _parse_lease(lease)
+        found = _parse_lease(one.lease)
         if found is None:
             handles.append(None)
         else:
             start = one.queue_offset
-            handles.append(Handle(found[0], found[1], start, start + (one.count or 1)))
+            handles.append(Handle(*found, start, start + (one.count or 1)))
     return handles
 
 
+# Messages that were given out together have one lease, and are acknowledged one by one.
+@functools.lru_cache(maxsize=1_024)
 def _parse_lease(lease: bytes) -> tuple[Queue, int] | None:
     if not _HEAD.size < len(lease) <= _LEASE_BYTES_MAX:
         return None
@@ -104,57 +120,70 @@ class _Changes:
 
     def __init__(self, expected_next: int | None) -> None:
         self.expected_next = expected_next
-        self.items: list[tuple[int, int, LeaseValue]] = []
+        # The last one: why it was given back, for traces.
+        self.items: list[tuple[int, int, LeaseValue, str]] = []
 
 
 class LeaseDraft:
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, attribution: Attribution | None = None) -> None:
         self._leases = leases
-        self._queues: dict[tuple[str, Queue], QueueLeases] = {}
-        self._changes: dict[tuple[str, Queue], _Changes] = {}
+        self._attribution = attribution
+        # For traces: who has the leases that are new, and messages of a lease that several share.
+        self.holders: dict[int, Actor] = {}
+        self.single_holders: dict[tuple[Queue, int], Actor] = {}
+        self._queues: dict[tuple[str, Queue], tuple[QueueLeases, _Changes]] = {}
         # Upper bound of the command.
         self.size_bytes = 0
 
     def get(self, group: str, queue: Queue) -> QueueLeases | None:
         """Read only: `put` changes it."""
-        return self._queues.get((group, queue)) or self._leases.get(group, queue)
+        drafted = self._queues.get((group, queue))
+        return self._leases.get(group, queue) if drafted is None else drafted[0]
 
     def begin(self, group: str, queue: Queue, queue_offset: int) -> None:
         """The group begins to receive from the queue at this offset."""
-        key = group, queue
-        self._queues[key] = QueueLeases(queue_offset)
-        changes = self._changes[key] = _Changes(None)
+        changes = _Changes(None)
+        self._queues[group, queue] = QueueLeases(queue_offset), changes
         self.size_bytes += QUEUE_BYTES
         if queue_offset:
-            changes.items.append((0, queue_offset, None))
+            changes.items.append((0, queue_offset, None, ""))
 
-    def put(self, group: str, queue: Queue, start: int, end: int, value: LeaseValue) -> None:
+    def put(
+        self,
+        group: str,
+        queue: Queue,
+        start: int,
+        end: int,
+        value: LeaseValue,
+        reason: str = "",
+    ) -> None:
         """As `QueueLeases.put`. The group must receive from the queue."""
         if start >= end:
             return
         key = group, queue
-        leases = self._queues.get(key)
-        if leases is None:
+        drafted = self._queues.get(key)
+        if drafted is None:
             known = self._leases.get(group, queue)
             if known is None:
                 raise ValueError(f"group {group} does not receive from {queue}")
-            leases = self._queues[key] = QueueLeases(known.next, known.ranges)
-            self._changes[key] = _Changes(known.next)
+            drafted = QueueLeases(known.next, known.ranges), _Changes(known.next)
+            self._queues[key] = drafted
             self.size_bytes += QUEUE_BYTES
+        leases, changes = drafted
         leases.put(start, end, value)
-        items = self._changes[key].items
-        if items and items[-1][1] == start and items[-1][2] == value:
-            items[-1] = items[-1][0], end, value
+        items = changes.items
+        if items and items[-1][1:] == (start, value, reason):
+            items[-1] = items[-1][0], end, value, reason
         else:
-            items.append((start, end, value))
-            self.size_bytes += CHANGE_BYTES
+            items.append((start, end, value, reason))
+            self.size_bytes += CHANGE_BYTES + 4 * len(reason)
 
     def command(self) -> pb.Command | None:
         """None if nothing changes."""
-        if not self._changes:
+        if not self._queues:
             return None
         command = pb.Command()
-        for (group, queue), changes in self._changes.items():
+        for (group, queue), (_, changes) in self._queues.items():
             wire = command.change_leases.queues.add(
                 group=group,
                 topic=queue.topic,
@@ -163,14 +192,28 @@ class LeaseDraft:
             )
             # Setting fields is twice as fast as making messages and adding copies of them.
             add = wire.changes.add
-            for start, end, value in changes.items:
+            for start, end, value, reason in changes.items:
                 change = add()
                 change.start, change.end = start, end
                 if value is None:
                     change.is_done = True
                 else:
                     change.lease, change.visible_at_ms, change.attempts = value
+                    if value[0] in self.holders:
+                        change.actors.extend(self._holders(queue, start, end, value[0]))
+                    if reason:
+                        change.reason = reason
         return command
+
+    def _holders(self, queue: Queue, start: int, end: int, lease: int) -> list[int]:
+        """The numbers of those who get [start, end) by a new lease."""
+        if self._attribution is None:
+            return []
+        holder, singles = self.holders[lease], self.single_holders
+        if (queue, start) not in singles:
+            return self._attribution.numbers([holder])
+        every = (singles.get((queue, at), holder) for at in range(start, end))
+        return self._attribution.numbers(every)
 
 
 # -- one turn -------------------------------------------------------------------------------------
@@ -203,9 +246,15 @@ class NextTurn(Exception):
 
 class LeaseTurn:
     def __init__(
-        self, state: State, store: Store, now_ms: int, broker_set: str, entry_bytes_max: int
+        self,
+        state: State,
+        store: Store,
+        now_ms: int,
+        broker_set: str,
+        entry_bytes_max: int,
+        attribution: Attribution | None = None,
     ) -> None:
-        self.draft = LeaseDraft(state.leases)
+        self.draft = LeaseDraft(state.leases, attribution)
         self.now_ms = now_ms
         self.read_bytes = 0
         self._state = state
@@ -218,6 +267,11 @@ class LeaseTurn:
         # Positions to fill in when the entry is applied, the batches they are of, and their owner.
         self._added: list[tuple[list[StoredAt], int, int, AtomicBatches | None]] = []
         self._entry: ProposedEntry | None = None
+
+    def hold_single(self, queue: Queue, queue_offset: int, actor: Actor) -> None:
+        """The message is this one's, of a lease that several share."""
+        self.draft.single_holders[queue, queue_offset] = actor
+        self.draft.size_bytes += _SINGLE_HOLDER_BYTES
 
     @property
     def is_full(self) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from mq.broker.consumer.arrivals import Arrivals
+from mq.broker.consumer.filters import ALL_MESSAGES
 from mq.broker.queue import Queue, queues_of
 from mq.broker.state.leases import Leases, QueueLeases, Range
 from mq.broker.state.state import State
@@ -101,6 +102,10 @@ class ReceiveSpec(NamedTuple):
     is_ordered: bool
     # A group is used by one protocol at a time: each has rules of its own for redeliveries.
     protocol: str = "mq's own protocol"
+
+    def filters_of(self, topic: str) -> tuple[tuple[str, str], ...]:
+        """For traces; none if all messages are let through."""
+        return () if self.filter == ALL_MESSAGES else ((topic, self.filter),)
 
     def describe(self) -> str:
         order = ", in order" if self.is_ordered else ""
@@ -252,9 +257,10 @@ class ReceiveGroup:
     def set_aside(self, queue: Queue, *, is_mended: bool) -> None:
         """A file of the queue is damaged, and that was reported: the queue is tried again later."""
         pause_s = _MENDED_S if is_mended else _DAMAGED_S
-        asyncio.get_running_loop().call_later(pause_s, self._try_again, queue)
+        asyncio.get_running_loop().call_later(pause_s, self.try_again, queue)
 
-    def _try_again(self, queue: Queue) -> None:
+    def try_again(self, queue: Queue) -> None:
+        """The queue may be read again."""
         if not self.is_dropped:
             self.look_again(queue)
             self.wake()
@@ -380,12 +386,14 @@ class ReceiveGroups:
 
     def of(self, group: str, topic: str) -> ReceiveGroup:
         """Creates it at the first call. Raises TopicNotFound, PermissionDenied."""
-        receiver = self._groups.get(group, {}).get(topic)
+        by_topic = self._groups.get(group)
+        receiver = by_topic.get(topic) if by_topic is not None else None
         if receiver is None:
             receiver = ReceiveGroup(group, self._state.topics.readable(topic), self._end)
             self._groups.setdefault(group, {})[topic] = receiver
             self._arrivals.watch_topic(topic, receiver.arrived)
-        self._empty_since_ms.pop(receiver, None)
+        if self._empty_since_ms:
+            self._empty_since_ms.pop(receiver, None)
         return receiver
 
     def active_members(self, group: str, steady_ms: int) -> dict[str, int]:

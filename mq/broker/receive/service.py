@@ -13,6 +13,7 @@ that says it is done.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from mq import errors, names
 from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.consumer.groups import Groups, Start
-from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
+from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller, Query
 from mq.broker.core import Core, Service
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
@@ -34,8 +35,17 @@ from mq.broker.receive.grants import (
     give_in_order,
     single_messages,
 )
-from mq.broker.receive.leases import AtomicBatches, Handle, LeaseTurn, NextTurn, parse_handles
+from mq.broker.receive.holders import LeaseHolders
+from mq.broker.receive.leases import (
+    AtomicBatches,
+    Handle,
+    LeaseTurn,
+    NextTurn,
+    marked,
+    parse_handles,
+)
 from mq.broker.receive.members import ReceiveGroup, ReceiveGroups, ReceiveSpec
+from mq.broker.receive.read_ahead import NotInMemory, ReadAhead
 from mq.broker.state.dedup import StoredAt
 from mq.errors import Internal, MqError, QueueDamaged, SubscriptionMismatch
 from mq.logging import get_logger
@@ -62,7 +72,7 @@ class LeaseRequest(Protocol[Result_co]):
     def decide(self, turn: LeaseTurn, /) -> Result_co: ...
 
 
-_SingleTerms: TypeAlias = tuple[ReceiveGroup, ReceiveSpec, int]
+_SingleTerms: TypeAlias = tuple[ReceiveGroup, ReceiveSpec, int, int]
 
 
 class ReceiveCall:
@@ -100,7 +110,9 @@ class ReceiveCall:
         is_single = receive.messages_max == 1 and not receive.spec.is_ordered
         # Of a receive of one message, which may be any.
         self.single_terms: _SingleTerms | None = (
-            (receive_group, receive.spec, receive.invisible_ms) if is_single else None
+            (receive_group, receive.spec, receive.invisible_ms, receive.lease_mark)
+            if is_single
+            else None
         )
         self._began_s = service.loop.time()
         self._time_left_s = time_left_s
@@ -136,6 +148,7 @@ class ReceiveCall:
         if self.is_over:
             self._service.give_back(group.group, runs)
         elif runs:
+            self._service.holders.note(self.receive.member_id, runs)
             self._end(runs)
         else:
             self._rest()
@@ -217,9 +230,13 @@ class ReceiveService(Service):
         self._core = core
         self._groups = groups
         self._puller = puller
+        self._ahead = ReadAhead(puller)
         # Of the current turn: how many receives want one message, and what they are granted.
         self._single_calls: Counter[_SingleTerms] = Counter()
         self._singles: dict[_SingleTerms, deque[GrantedRun]] = {}
+        # A lease that the turn which is being answered has made in a queue: the changes of a queue
+        # are applied as a whole, or not at all.
+        self._applied: tuple[Queue, int] | None = None
         self._decider: BatchedDecider[LeaseRequest[object], object] = BatchedDecider(
             core.writer, core.leadership, self._decide
         )
@@ -227,6 +244,7 @@ class ReceiveService(Service):
         self._receive_groups = ReceiveGroups(
             core.state, core.arrivals, puller.end, self._expires_ms
         )
+        self.holders = LeaseHolders()
         self._skipped_at_ms = 0
         self._skipping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -298,12 +316,17 @@ class ReceiveService(Service):
         if not group.is_begun and not group.missing:
             group.missing = self._missing(group)
             group.is_begun = not group.missing
+        if len(runs) == 1 and (runs[0].queue, runs[0].lease) == self._applied:
+            return runs
         return [one for one in runs if self._is_leased(group.group, one)]
 
     def _is_leased(self, group: str, granted: GrantedRun) -> bool:
         leases = self._core.state.leases.get(group, granted.queue)
         found = leases.at(granted.run.queue_offset) if leases else None
-        return found is not None and found.lease == granted.lease
+        if found is None or found.lease != granted.lease:
+            return False
+        self._applied = granted.queue, granted.lease
+        return True
 
     def give_back(self, group: str, runs: list[GrantedRun]) -> None:
         """The receiver of these messages is gone: other receivers get them at once."""
@@ -324,7 +347,11 @@ class ReceiveService(Service):
             together = receive._replace(messages_max=count, bytes_max=READ_BYTES_MAX)
             granted = self.grant(turn, call.receive_group, together if count > 1 else receive)
             singles = self._singles[terms] = deque(single_messages(granted))
-        return [singles.popleft()] if singles else []
+        if not singles:
+            return []
+        single = singles.popleft()
+        turn.hold_single(single.queue, single.run.queue_offset, receive.actor)
+        return [single]
 
     def grant(self, turn: LeaseTurn, group: ReceiveGroup, receive: Receive) -> list[GrantedRun]:
         self._core.state.topics.readable(receive.topic)
@@ -333,9 +360,9 @@ class ReceiveService(Service):
             receive,
             self._puller.unsent.share(min(receive.bytes_max, READ_BYTES_MAX)),
             self.retries_max(receive.group),
-            self._core.random_number() or 1,
+            marked(self._core.random_number(), receive.lease_mark),
             turn,
-            self._puller.read,
+            self._ahead.read,
         )
         for queue in group.first_ready(_QUEUES_MAX):
             if not grant.has_room:
@@ -354,17 +381,27 @@ class ReceiveService(Service):
         except (errors.MessagesDamaged, errors.Rebuilding, QueueDamaged) as error:
             group.set_aside(queue, is_mended=error.retryable)
             return
+        except NotInMemory as error:
+            self._begin_task(self._fetch(group, queue, error.query))
+            return
         if memory.exhausted:
             group.exhausted_queues.add(queue)
         if has_more:
             group.ready[queue] = None
         group.sleep(memory, grant.now_ms)
 
+    async def _fetch(self, group: ReceiveGroup, queue: Queue, query: Query) -> None:
+        """Then the receives that wait are decided again."""
+        # Whatever is wrong with it, the next decision finds it.
+        with contextlib.suppress(MqError):
+            await self._ahead.fetch(query)
+        group.try_again(queue)
+
     def _take_back(self, turn: LeaseTurn) -> None:
         """Receives that did not fit into the turn have got messages with others: they come again,
         and so do these.
         """
-        for (group, _, _), singles in self._singles.items():
+        for (group, *_), singles in self._singles.items():
             for queue, _, attempt, _, run in singles:
                 start, value = run.queue_offset, (0, turn.now_ms, attempt - 1)
                 turn.draft.put(group.group, queue, start, start + 1, value)
@@ -472,6 +509,7 @@ class ReceiveService(Service):
             self._core.now_ms(),
             config.node.broker_set,
             config.store.entry_bytes_max,
+            self._core.writer.attribution,
         )
         self._single_calls = Counter(
             one.single_terms
@@ -494,7 +532,12 @@ class ReceiveService(Service):
                 log.exception("a receive or acknowledgement failed")
                 answers.append(Internal("a mistake of the broker's: its log has the details"))
         self._take_back(turn)
-        return TurnDecision(answers, turn.entry(), turn.over)
+
+        def over(error: MqError | None) -> None:
+            self._applied = None
+            turn.over(error)
+
+        return TurnDecision(answers, turn.entry(), over)
 
     def _begin_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.get_running_loop().create_task(work)
@@ -513,12 +556,17 @@ class ReceiveService(Service):
 
     def step_down(self, error: MqError) -> None:
         self._receive_groups.dismiss(error)
+        self.holders.forget()
+        self._ahead.clear()
 
     def on_command(self, command: state_pb2.Command) -> None:
+        if command.HasField("put_topic") or command.HasField("drop_topic"):
+            self._ahead.clear()
         self._receive_groups.on_command(command, self._core.now_ms())
 
     def tick(self) -> None:
         now_ms, steady_ms = self._core.now_ms(), self._steady_ms()
+        self._ahead.clear()
         self._receive_groups.pass_time(now_ms, steady_ms)
         if steady_ms - self._skipped_at_ms >= _SKIP_MS:
             self._skipped_at_ms = steady_ms

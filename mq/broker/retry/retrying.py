@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mq import names
+from mq.broker.attribution import Actor
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.groups import Groups
 from mq.broker.core import Core, Service
@@ -33,9 +34,9 @@ from mq.errors import (
 from mq.levels import DELAY_MS_MAX
 from mq.store.batch import Batch
 from mq.store.lookup import StoredMessage
-from mq.store.reading import Status
+from mq.store.reading import Found, Status
 from mq.store.store import Store
-from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, QueuePosition
+from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, FailedMessage, QueuePosition
 from mq.wire.v1.message_pb2 import Message
 from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
 
@@ -55,6 +56,10 @@ class MessagePosition(NamedTuple):
 
     queue: Queue
     queue_offset: int
+
+    @classmethod
+    def of(cls, failed: FailedMessage) -> MessagePosition:
+        return cls(Queue(failed.topic, failed.queue_id), failed.queue_offset)
 
 
 class Failed(NamedTuple):
@@ -131,6 +136,7 @@ class Retrying(Service):
         self, group: str, member_id: str, key: tuple[str, int], failed: Sequence[Failed]
     ) -> list[RetryResult]:
         queues = {one.queue for one in failed}
+        await self._core.page_in.load(log_ranges(self._core.store, [one.place for one in failed]))
         flushes = _FLUSHES_MAX
         while True:
             # Checked again after each wait, so that the decision is on the current state. A member
@@ -139,7 +145,7 @@ class Retrying(Service):
             stored = self._core.state.producers.find(*key) if key[1] else None
             if stored is not None:
                 return self._results_of(group, stored, failed)
-            self._check_member(group, member_id)
+            actor = self._check_member(group, member_id)
             refused = self._refused(group, member_id, failed)
             plan = self._plan(group, failed, self._core.now_ms(), refused)
             batches = _batches(group, plan.copies, *key)
@@ -154,7 +160,12 @@ class Retrying(Service):
             else:
                 break
         if batches:
+            attribution = self._core.writer.attribution
+            if key[1]:
+                attribution.producer(key[0], actor)
             command = self._acknowledged(group, failed, plan.results)
+            if command is not None:
+                command.commit_positions.groups[0].actors.extend(attribution.numbers([actor]))
             fits = command is not None and command.ByteSize() <= room
             await self._core.writer.write(command if fits else None, batches)
         return plan.results
@@ -184,12 +195,14 @@ class Retrying(Service):
         commit = GroupPositions(group=group, positions=positions)
         return Command(commit_positions=CommitPositions(groups=[commit]))
 
-    def _check_member(self, group: str, member_id: str) -> None:
-        """Raises UnknownMember; IllegalRequest where messages are retried in place."""
-        if self._groups.member(group, member_id).spec.mode != MODE_CLUSTERING:
+    def _check_member(self, group: str, member_id: str) -> Actor:
+        """The member. Raises UnknownMember; IllegalRequest where messages are retried in place."""
+        spec = self._groups.member(group, member_id).spec
+        if spec.mode != MODE_CLUSTERING:
             raise IllegalRequest(
                 f"group {group} is ordered or broadcast: its members try messages again in place"
             )
+        return spec.actor(group)
 
     def _room_beside(self, batches: Sequence[Batch]) -> int:
         """The room that the messages leave in their entry. Raises MessageTooLarge for a message
@@ -232,7 +245,7 @@ class Retrying(Service):
         wanted = {one.place: one for one in failed if one.queue not in refused}
         results: dict[MessagePosition, RetryResult] = {}
         copies: dict[int | None, list[Message]] = {}
-        for message in _read(self._core.store, wanted, bytes_max):
+        for message in read_messages(self._core.store, wanted, bytes_max):
             place = MessagePosition(Queue(message.topic, message.queue_id), message.queue_offset)
             _, delay_ms, reason = wanted[place]
             attempts = 1 + retries.attempts_before(group, message)
@@ -283,7 +296,7 @@ def _batches(
     return batches
 
 
-def _read(
+def read_messages(
     store: Store, places: Iterable[MessagePosition], bytes_max: int
 ) -> Iterator[StoredMessage]:
     """Reads the messages that exist. Raises MessageTooLarge if their copies would not fit one
@@ -307,6 +320,14 @@ def _read(
                     )
                 yield from retries.stored_messages(queue, run)
             at = result.next_offset
+
+
+def log_ranges(store: Store, places: Iterable[MessagePosition]) -> Iterator[tuple[int, int]]:
+    """Where the messages stand that exist."""
+    for queue, queue_offset, end in _stretches(places):
+        found = store.find(*queue, queue_offset, messages_max=end - queue_offset)
+        if isinstance(found, Found):
+            yield from found.log_ranges
 
 
 def _stretches(places: Iterable[MessagePosition]) -> Iterator[tuple[Queue, int, int]]:

@@ -1,4 +1,5 @@
 """Files with secrets, which their owner alone may read: a file that others can read is refused.
+One of root may be read by its group: that is how Kubernetes hands a Secret to a process.
 
 auth.bootstrap_admin_file   NAME:SECRET, one line; SECRET is an API key (mqk_...), or a password
 auth.cluster_key_file       an API key; a second line may have another one, see `ClusterKeys`
@@ -28,11 +29,12 @@ def read_private(option: str, path: str) -> bytes:
     """Raises IllegalConfig, whose text has nothing of the content."""
     try:
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             data = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise IllegalConfig(f"{option}: {path!r} cannot be read: {error.strerror}") from None
-    if mode & 0o077 or not stat.S_ISREG(mode):
+    others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
+    if found.st_mode & others or not stat.S_ISREG(found.st_mode):
         raise IllegalConfig(
             f"{option}: {path!r} can be read by others than its owner: chmod 600 it, and think of "
             "what it holds as known"

@@ -53,6 +53,7 @@ def _drop_topic(state: State, derived: DerivedFiles, command: pb.DropTopic) -> N
     state.topics.drop(command.topic)
     state.offsets.drop_topic(command.topic)
     state.leases.drop_topic(command.topic)
+    state.letters.drop_topic(command.topic)
     derived.clear_topic(command.topic)
 
 
@@ -103,9 +104,10 @@ def _change_leases(state: State, _: DerivedFiles, command: pb.ChangeLeases) -> N
                 state.offsets.advance(one.group, queue, done_to)
 
 
-def _trim_queues(_: State, derived: DerivedFiles, command: pb.TrimQueues) -> None:
+def _trim_queues(state: State, derived: DerivedFiles, command: pb.TrimQueues) -> None:
     for start in command.starts:
         derived.trim(start.topic, start.queue_id, start.queue_offset)
+        state.letters.trim(start.topic, start.queue_offset)
 
 
 _PERFORM: dict[str, Callable[[State, DerivedFiles, Any], object]] = {
@@ -120,5 +122,6 @@ _PERFORM: dict[str, Callable[[State, DerivedFiles, Any], object]] = {
     "trim_queues": _trim_queues,
     "put_broker_set": lambda state, _, command: state.sets.put(command.broker_set),
     "drop_broker_set": lambda state, _, command: state.sets.drop(command.name),
+    "settle_letters": lambda state, _, command: state.letters.settle(command),
     "change_access": lambda state, _, command: state.access.change(command.changes),
 }

@@ -16,9 +16,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from typing_extensions import Buffer
+
 from mq.errors import IllegalSequence
 from mq.names import RETRY_PREFIX, SINK_PREFIX
-from mq.wire.v1.state_pb2 import ProducerState
+from mq.wire import varint
+from mq.wire.v1.state_pb2 import BrokerState, ProducerState
 
 PRODUCERS_MAX = 10_000
 # More than the batches that a producer has in flight ...
@@ -30,6 +33,8 @@ RANGES_MAX = 256
 SINK_RANGES_MAX = 1_024
 _GROWING = (RETRY_PREFIX, SINK_PREFIX)
 _FIELDS = 5
+_PRODUCERS = BrokerState.PRODUCERS_FIELD_NUMBER
+_NEWEST = ProducerState.NEWEST_FIELD_NUMBER
 
 
 # In place of a queue offset: the batch is held back, until the time in the other bits if any.
@@ -142,6 +147,20 @@ class Producers:
             yield ProducerState(
                 producer_id=producer_id, stored=producer.ranges, newest=producer.newest.tobytes()
             )
+
+    def encode_fields(self) -> list[Buffer]:
+        """The same as the field `producers` of BrokerState, in parts that are valid until the next
+        change. It is most of a checkpoint when there are many producers, and is encoded on the
+        loop: protobuf would copy the places of the newest batches several times.
+        """
+        parts: list[Buffer] = []
+        for producer_id, producer in self._producers.items():
+            head = ProducerState(producer_id=producer_id, stored=producer.ranges)
+            newest_bytes = len(producer.newest) * producer.newest.itemsize
+            begin = head.SerializeToString() + varint.field_head(_NEWEST, newest_bytes)
+            parts.append(varint.field_head(_PRODUCERS, len(begin) + newest_bytes) + begin)
+            parts.append(producer.newest)
+        return parts
 
     def restore(self, states: Iterator[ProducerState]) -> None:
         self._producers.clear()

@@ -58,9 +58,10 @@ class QueueLeases:
     def at(self, queue_offset: int) -> Range | None:
         """The range that has the message; None: it is done, or was never given out."""
         at = self._last_from(queue_offset)
-        if at < 0 or self.ranges[at].end <= queue_offset:
+        if at < 0:
             return None
-        return self.ranges[at]
+        found = self.ranges[at]
+        return found if found.end > queue_offset else None
 
     def within(self, start: int, end: int) -> list[Range]:
         """The ranges that have some of these messages."""

@@ -30,6 +30,8 @@ from mq.wire.v1.state_pb2 import BrokerState, Command
 
 log = get_logger(__name__)
 
+_COUNTED_FIELDS = BrokerState.TOPICS_FIELD_NUMBER, BrokerState.BEGINS_COUNTING_FIELD_NUMBER
+
 
 class ProposedEntry:
     """An entry that this leader proposed: batches, a command, or both as one atom. It goes through
@@ -142,7 +144,7 @@ class Machine:
         if log.last_index < log.first_index:
             return {}
         try:
-            state = _checkpoint_state(log, log.first_index)
+            state = _checkpoint_topics(log, log.first_index)
         except MessagesDamaged:
             return {}  # more than it is, until the checkpoint is mended
         return {
@@ -153,7 +155,7 @@ class Machine:
         """Bytes are counted from the first checkpoint entry on whose writer knew of counting."""
         if ref.kind != Kind.CHECKPOINT or self.state.topics.counts_stored_bytes:
             return
-        state = _checkpoint_state(self.store.log, ref.raft_index)
+        state = _checkpoint_topics(self.store.log, ref.raft_index)
         if state.begins_counting:
             self.state.topics.begin_counting(state.topics)
 
@@ -204,9 +206,10 @@ class Machine:
         return stored
 
 
-def _checkpoint_state(log: LogReader, raft_index: int) -> BrokerState:
-    _, state = checkpoint.decode_entry(log.entry(raft_index).payload)
-    return BrokerState.FromString(state)
+def _checkpoint_topics(log: LogReader, raft_index: int) -> BrokerState:
+    """The topics of a checkpoint, and whether its writer counted their bytes."""
+    payload = log.entry(raft_index).payload
+    return BrokerState.FromString(checkpoint.decode_state(payload, _COUNTED_FIELDS))
 
 
 def _decode(entry: CommittedEntry) -> Command | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mq.broker.state.access import Access
 from mq.broker.state.dedup import Producers
 from mq.broker.state.leases import Leases
+from mq.broker.state.letters import SettledLetters
 from mq.broker.state.offsets import Offsets
 from mq.broker.state.schedule import Schedule
 from mq.broker.state.sets import KnownSets
@@ -25,6 +26,7 @@ class State:
         self.schedule = Schedule()
         self.transactions = Transactions()
         self.leases = Leases()
+        self.letters = SettledLetters()
         self.sets = KnownSets()
         self.access = Access()
 
@@ -41,7 +43,6 @@ class State:
         state = BrokerState(
             topics=self.topics.encode(),
             groups=self.offsets.encode(),
-            producers=self.producers.encode(),
             lanes=self.schedule.encode(),
             transactions=self.transactions.encode(),
             transaction_totals=self.transactions.totals(),
@@ -50,8 +51,10 @@ class State:
             access=self.access.encode(),
             counts_stored_bytes=self.topics.counts_stored_bytes,
             begins_counting=True,
+            letters=self.letters.encode(),
         )
-        return state.SerializeToString(deterministic=True)
+        rest = state.SerializeToString(deterministic=True)
+        return b"".join([rest, *self.producers.encode_fields()])
 
     def restore(self, data: bytes) -> None:
         state = BrokerState.FromString(data)
@@ -63,3 +66,4 @@ class State:
         self.leases.restore(state.leases)
         self.sets.restore(state.broker_sets)
         self.access.restore(state.access)
+        self.letters.restore(state.letters)

@@ -3,7 +3,9 @@
 A turn looks at applied state alone, and nothing of its kind is under way while it decides
 (`mq.broker.batched_decider`); so a transaction ends once. Ends, questions, what is given up and
 what is written again share the turn and the entry. An entry is bounded in bytes: what does not fit
-waits for the next turn. What is wrong with one transaction is an answer about that one.
+waits for the next turn. What is wrong with one transaction is an answer about that one: damaged
+half messages are waited for while another node may have them, and end their transaction when none
+has.
 
 It reads no clock and writes nothing: how to read a batch and find a topic comes in.
 """
@@ -18,7 +20,7 @@ from mq.broker.retry import origins
 from mq.broker.state.machine import ProposedEntry
 from mq.broker.state.topics import Topic
 from mq.broker.state.transactions import Ended, Transaction, TransactionOutcome, Transactions
-from mq.errors import MqError, TopicNotFound, TransactionNotFound
+from mq.errors import MessagesDamaged, MqError, TopicNotFound, TransactionNotFound
 from mq.logging import get_logger
 from mq.names import GIVE_UP_TOPIC
 from mq.store import rebatch
@@ -71,7 +73,7 @@ class Settled(NamedTuple):
     before: Ended | None = None
     # Transactions to ask about.
     asked: tuple[int, ...] = ()
-    # Written again.
+    # Written again, or over because they are lost.
     carried: int = 0
 
 
@@ -146,7 +148,10 @@ class TransactionTurn:
             try:
                 settled = Settled(batch_at=self._commit(one))
             except MqError as error:
-                return error
+                if not _is_lost(error):
+                    return error
+                self._lose(one, error)
+                return _over(transaction_id, TransactionOutcome.GIVEN_UP)
         else:
             self._change.rolled_back.append(transaction_id)
             self._bytes += _CHANGE_BYTES
@@ -204,17 +209,33 @@ class TransactionTurn:
 
     def _give_up(self, one: Transaction) -> None:
         """An unreadable half message is not given up but tried again later: it must not block
-        others, and another node may have it intact.
+        others, and another node may have it intact. If none has, nothing can be kept.
         """
         try:
             self._find_topic(GIVE_UP_TOPIC)
             kept = self._kept(one, self._read(one))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is about this one
+            if _is_lost(error):
+                self._lose(one, error)
+                return
             log.warning("cannot give up a transaction", transaction=one.id, error=str(error))
             self._postpone(one)
             return
         self._bytes += len(kept.data) + _CHANGE_BYTES
         self._others.append(kept)
+        self._change.given_up.append(one.id)
+        self._ended[one.id] = TransactionOutcome.GIVEN_UP, Settled()
+
+    def _lose(self, one: Transaction, error: Exception) -> None:
+        """It is over without a copy: it holds neither its producer nor retention."""
+        log.error(
+            "a transaction is given up: its messages are damaged on every node",
+            transaction=one.id,
+            topic=one.topic,
+            messages=one.messages,
+            error=str(error),
+        )
+        self._bytes += _CHANGE_BYTES
         self._change.given_up.append(one.id)
         self._ended[one.id] = TransactionOutcome.GIVEN_UP, Settled()
 
@@ -244,6 +265,10 @@ class TransactionTurn:
             try:
                 carried = rebatch.carried(self._read(one), one.id)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is about this one
+                if _is_lost(error):
+                    self._lose(one, error)
+                    count += 1
+                    continue
                 log.warning("cannot carry a half message", transaction=one.id, error=str(error))
                 continue
             self._bytes += len(carried.data)
@@ -254,6 +279,10 @@ class TransactionTurn:
     def _has_room(self, batch_bytes: int = 0) -> bool:
         """The first always has, however large it is: it is alone then."""
         return self._bytes == 0 or self._bytes + batch_bytes + _CHANGE_BYTES <= self._bytes_max
+
+
+def _is_lost(error: Exception) -> bool:
+    return isinstance(error, MessagesDamaged) and error.is_lost
 
 
 def _kept_bytes(one: Transaction) -> int:
@@ -282,7 +311,7 @@ _OVER = {
     TransactionOutcome.COMMITTED: "it was committed",
     TransactionOutcome.ROLLED_BACK: "it was rolled back",
     TransactionOutcome.GIVEN_UP: (
-        f"it was not ended in time: it was rolled back and is in {GIVE_UP_TOPIC}"
+        f"it was given up. {GIVE_UP_TOPIC} has its messages, unless they are damaged on every node"
     ),
 }
 

@@ -9,8 +9,9 @@ streams: an open one registers a `Respondent`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mq.broker.batched_decider import BatchedDecider, Submitted, TurnDecision
 from mq.broker.core import Core, Service
@@ -50,6 +51,8 @@ _OVERHEAD_BYTES = 256
 # Half batches that are kept in memory beside the log, and the largest of them.
 _RECENT_BYTES_MAX = 4 << 20
 _RECENT_BATCH_BYTES_MAX = 64 << 10
+# Half batches that are brought into memory before some of them are written again.
+_LOADED_MAX = 64
 # Back-off after an error of the log.
 _PAUSE_TICKS = 20
 
@@ -179,9 +182,16 @@ class Transacting(Service):
 
     async def carry(self, log_offset: int) -> None:
         while self.needs_log_before(log_offset):
+            old = (one for one in self._core.state.transactions.open.values())
+            await self._load(
+                itertools.islice((one for one in old if one.log_offset < log_offset), _LOADED_MAX)
+            )
             settled, _ = await self._decider.submit(Carry(log_offset))
             if not settled.carried:
                 return
+
+    async def _load(self, some: Iterable[Transaction]) -> None:
+        await self._core.page_in.load((one.log_offset, one.log_offset + one.size) for one in some)
 
     def _is_due(self) -> bool:
         return bool(self._core.state.transactions.due(self._now_ms(), 1))
@@ -203,6 +213,9 @@ class Transacting(Service):
                 due = core.state.transactions.due(self._now_ms(), SWEEP_MAX)
                 if any(one.is_exhausted for one in due):
                     await core.catalog.ensure_internal(GIVE_UP_TOPIC)
+                await self._load(
+                    one for one in due if one.is_exhausted or self.producers(one.producer_group)
+                )
                 settled, _ = await self._decider.submit(Sweep())
                 for transaction_id in settled.asked:
                     self._ask(transaction_id)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from google.protobuf.message import Message
 
@@ -20,7 +20,7 @@ from mq.access.secrets import parse_signed
 from mq.broker.broker import Broker
 from mq.broker.security.audit import CALLER
 from mq.broker.security.gate import LiveStream, Principal
-from mq.errors import FlowControl, MqError, NotLeader, Unauthenticated
+from mq.errors import FlowControl, MqError, NotLeader, OutcomeUnknown, Unauthenticated
 from mq.http2.calls import CallAborted, CallEnded
 from mq.http2.status import Status as GrpcStatus
 from mq.rpc import limits, listeners
@@ -134,11 +134,13 @@ class Calls:
         """Raises Unauthenticated, PermissionDenied. A user of several namespaces is in the one of
         the resource.
         """
-        principal = self._identified(context, None)
-        wanted = resource.resource_namespace if resource is not None else ""
-        if wanted and wanted != principal.namespace and wanted in principal.namespaces:
-            principal = self._identified(context, wanted)
-        context.caller = principal
+        principal = cast("Principal | None", context.caller)
+        if principal is None or not self.broker.gate.is_current(principal):
+            principal = context.caller = self._identified(context, None)
+        if principal.namespaces and resource is not None:
+            wanted = resource.resource_namespace
+            if wanted and wanted != principal.namespace and wanted in principal.namespaces:
+                principal = self._identified(context, wanted)
         return Call(context, principal)
 
     async def known_call(self, context: Context, resource: pb.Resource | None = None) -> Call:
@@ -176,15 +178,17 @@ class Calls:
         serve: Callable[[Any, Call], Awaitable[Message]],
         *,
         anywhere: bool = False,
+        repeats: bool = False,
         set_of: Callable[[Any], str] | None = None,
         begin: Callable[[Any, int, Call, Answer], bool] | None = None,
     ) -> UnaryHandler:
         """`anywhere`: every node serves it itself. `set_of` says which broker set a request is for.
-        `begin` is asked first, on a node that leads:
-        it gets the request, its size and a callback, and needs no task. It returns False for what
-        it leaves to `serve`.
+        `repeats`: what a change of the leader leaves in doubt is done again under the next one, as
+        the client would do.
+        `begin` is asked first, on a node that leads: it gets the request, its size and a callback,
+        and needs no task. It returns False for what it leaves to `serve`.
         """
-        made = _Unary(self, method, serve, anywhere=anywhere, set_of=set_of)
+        made = _Unary(self, method, serve, anywhere=anywhere, repeats=repeats, set_of=set_of)
         if begin is None:
             return UnaryHandler(made.answered)
         return UnaryHandler(functools.partial(made.begun, begin))
@@ -332,10 +336,14 @@ class _Unary(_Served):
         serve: Callable[[Any, Call], Awaitable[Message]],
         *,
         anywhere: bool,
+        repeats: bool,
         set_of: Callable[[Any], str] | None,
     ) -> None:
         super().__init__(calls, method, serve)
         self._anywhere = anywhere
+        # Outcomes that another leader may still turn into an answer.
+        self._passing = (NotLeader, Gone, OutcomeUnknown) if repeats else (NotLeader, Gone)
+        self._again: set[asyncio.Task[None]] = set()
         self._set_of = set_of
 
     def begun(
@@ -346,6 +354,9 @@ class _Unary(_Served):
         began_s = time.perf_counter()
 
         def answer(outcome: bytes | BaseException) -> None:
+            if isinstance(outcome, self._passing):
+                self._answer_later(data, context)
+                return
             encoded, code = (outcome, "OK") if isinstance(outcome, bytes) else self._failed(outcome)
             self._observe(began_s, code)
             context.reply(encoded)
@@ -354,11 +365,27 @@ class _Unary(_Served):
             request, call = self._begin(data, context)
             if begin(request, len(data), call, answer):
                 return None
+        except NotLeader:
+            pass
         except Exception as error:  # noqa: BLE001 - `status_of` logs what it does not know
             encoded, code = self._failed(error)
             self._observe(began_s, code)
             return encoded
         return self.answered(data, context)
+
+    def _answer_later(self, data: bytes, context: Context) -> None:
+        """This node has stopped leading after the call had begun: the next leader serves it."""
+
+        async def reply() -> None:
+            context.reply(await self.answered(data, context))
+
+        def stop() -> None:
+            task.cancel()
+
+        task = asyncio.get_running_loop().create_task(reply())
+        self._again.add(task)
+        task.add_done_callback(self._again.discard)
+        context.add_done_callback(stop)
 
     async def answered(self, data: bytes, context: Context) -> bytes:
         listeners.IS_EXTERNAL.set(self._method.is_external)
@@ -387,7 +414,7 @@ class _Unary(_Served):
                     return await self._encoded(data, context)
                 path = self._method.path
                 answer = await self._calls.forwarder.unary(address, path, data, context)
-            except (NotLeader, Gone):
+            except self._passing:
                 continue
             if self._method.response.FromString(answer).status.code != Code.HA_NOT_AVAILABLE:
                 return answer

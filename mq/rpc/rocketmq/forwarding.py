@@ -17,8 +17,11 @@ import grpc
 
 from mq.broker.broker import Broker
 from mq.rpc.context import Context
+from mq.rpc.rocketmq.codes import Refused
 from mq.rpc.tls import BrokerChannel, Connect
+from mq.wire.rocketmq.definition_pb2 import Code
 
+# Says that the call was passed on, and for which connection of its client.
 PASSED_ON = "mq-passed-on"
 _HEADERS = (
     "authorization",
@@ -28,7 +31,6 @@ _HEADERS = (
     "x-mq-language",
     "x-mq-namespace",
     "x-mq-protocol-version",
-    "x-mq-request-id",
     "x-mq-session-token",
 )
 _OPTIONS = [
@@ -40,7 +42,23 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A name may lead to another address when its broker comes back.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
+
+
+# Statuses that the same call would get again, and what they are in RocketMQ's codes. The others are
+# of a connection that broke, which gRPC says in several ways.
+_FINAL = {
+    grpc.StatusCode.INVALID_ARGUMENT: Code.BAD_REQUEST,
+    grpc.StatusCode.FAILED_PRECONDITION: Code.BAD_REQUEST,
+    grpc.StatusCode.OUT_OF_RANGE: Code.BAD_REQUEST,
+    grpc.StatusCode.NOT_FOUND: Code.NOT_FOUND,
+    grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN,
+    grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Code.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNIMPLEMENTED: Code.UNSUPPORTED,
+}
 
 
 class Gone(Exception):
@@ -65,18 +83,18 @@ class Forwarder:
         return "" if leader_id == self._broker.settings.config.node.node else address or ""
 
     async def unary(self, address: str, path: str, data: bytes, context: Context) -> bytes:
-        """Raises Gone."""
+        """Raises Gone; Refused, if that node refuses the call for good."""
         call = self._channel(address).unary_unary(path)
         try:
             answer: bytes = await call(data, metadata=_metadata(context), timeout=_left_s(context))
         except grpc.aio.AioRpcError as error:
-            raise _gone(error) from None
+            raise _failed(address, error) from None
         return answer
 
     async def server_stream(
         self, address: str, path: str, data: bytes, context: Context
     ) -> AsyncGenerator[bytes, None]:
-        """Raises Gone."""
+        """As `unary`."""
         call = self._channel(address).unary_stream(path)(
             data, metadata=_metadata(context), timeout=_left_s(context)
         )
@@ -84,7 +102,7 @@ class Forwarder:
             async for one in call:
                 yield one
         except grpc.aio.AioRpcError as error:
-            raise _gone(error) from None
+            raise _failed(address, error) from None
         finally:
             call.cancel()
 
@@ -92,14 +110,14 @@ class Forwarder:
     async def stream(
         self, address: str, path: str, first: Iterable[bytes], context: Context
     ) -> AsyncIterator[Any]:
-        """A call in both directions, whose first messages are sent. Raises Gone."""
+        """A call in both directions, whose first messages are sent. Raises as `unary`."""
         call = self._channel(address).stream_stream(path)(metadata=_metadata(context))
         try:
             for one in first:
                 await call.write(one)
             yield call
         except grpc.aio.AioRpcError as error:
-            raise _gone(error) from None
+            raise _failed(address, error) from None
         except asyncio.InvalidStateError:
             raise Gone("the stream has ended") from None
         finally:
@@ -117,14 +135,17 @@ class Forwarder:
             await one.close()
 
 
-def _gone(error: grpc.aio.AioRpcError) -> Gone:
-    """Refusals are inside of answers: a status of gRPC's own, whichever, is of the connection."""
-    return Gone(error.details())
+def _failed(address: str, error: grpc.aio.AioRpcError) -> Gone | Refused:
+    code = _FINAL.get(error.code())
+    if code is None:
+        return Gone(error.details())
+    return Refused(code, f"the leader at {address} refuses the call: {error.details()}")
 
 
 def _metadata(context: Context) -> list[tuple[str, str]]:
     found = [(name, context.header(name)) for name in _HEADERS]
-    return [(PASSED_ON, "1"), *((name, value) for name, value in found if value is not None)]
+    known = [(name, value) for name, value in found if value is not None]
+    return [(PASSED_ON, context.peer()), *known]
 
 
 def _left_s(context: Context) -> float | None:

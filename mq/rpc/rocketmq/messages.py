@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
 import lz4.frame
@@ -25,6 +26,8 @@ from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 _ID_CHARACTERS_MAX = 255
 _GZIP_WBITS = 31
 _I64_MAX = (1 << 63) - 1
+# Looked up once: protobuf looks for a value of an enum each time that it is named.
+_NORMAL, _GZIP = MessageType.NORMAL, pb.GZIP
 
 
 class Place(NamedTuple):
@@ -42,53 +45,62 @@ class Place(NamedTuple):
 def accepted(wire: pb.Message, body_bytes_max: int) -> Message:
     """Raises Refused, MessageTooLarge."""
     system = wire.system_properties
-    check(wire)
-    body = _body(wire, body_bytes_max)
-    message = Message(body=body, born_at_ms=milliseconds(system.born_timestamp))
+    message_id, tag, keys = system.message_id, system.tag, system.keys
+    if not 0 < len(message_id) <= _ID_CHARACTERS_MAX:
+        raise Refused(
+            Code.ILLEGAL_MESSAGE_ID, f"message_id has 1 to {_ID_CHARACTERS_MAX} characters"
+        )
+    kind, group = type_of(system), system.message_group
+    is_delayed = system.HasField("delivery_timestamp")
+    if kind != _NORMAL or is_delayed or group or system.HasField("message_group"):
+        _check_type(system, kind)
+    message = Message(
+        body=_body(wire, system, body_bytes_max), born_at_ms=milliseconds(system.born_timestamp)
+    )
     own = message.rocketmq
-    own.message_id, own.born_host = system.message_id, system.born_host
-    own.message_type = type_of(system)
+    own.message_id, own.born_host, own.message_type = message_id, system.born_host, kind
     # What most messages do not have is not even looked into.
-    if system.tag:
-        message.tag = system.tag
-    if system.keys:
-        message.keys.extend(system.keys)
+    if tag:
+        message.tag = _legal_tag(tag)
+    if keys:
+        _add_keys(message, keys)
     if wire.user_properties:
-        message.properties.update(wire.user_properties)
-    if system.message_group:
-        message.ordering_key = system.message_group
+        _add_properties(message, wire.user_properties)
+    if group:
+        message.ordering_key = group
     if system.priority > 0:
         message.priority = system.priority
-    if system.HasField("delivery_timestamp"):
+    if is_delayed:
         own.deliver_at_ms = deliver_at_ms(system)
     if system.trace_context:
         own.trace_context = system.trace_context
     return message
 
 
-def check(wire: pb.Message) -> None:
-    system = wire.system_properties
-    if len(system.message_id) > _ID_CHARACTERS_MAX or not system.message_id:
-        raise Refused(
-            Code.ILLEGAL_MESSAGE_ID, f"message_id has 1 to {_ID_CHARACTERS_MAX} characters"
-        )
-    if system.tag and not names.is_legal_tag(system.tag):
+def _legal_tag(tag: str) -> str:
+    if not names.is_legal_tag(tag):
         raise Refused(
             Code.ILLEGAL_MESSAGE_TAG,
-            f"tag {system.tag[:200]!r} is not legal: no filter could ask for it; use one word "
+            f"tag {tag[:200]!r} is not legal: no filter could ask for it; use one word "
             "without spaces and |",
         )
-    if wire.user_properties and "" in wire.user_properties:
-        raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the name of a property is empty")
-    if system.keys and any(not key.strip() for key in system.keys):
+    return tag
+
+
+def _add_keys(message: Message, keys: Iterable[str]) -> None:
+    if any(not key.strip() for key in keys):
         raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a key is empty")
-    _check_type(system)
+    message.keys.extend(keys)
 
 
-def _check_type(system: pb.SystemProperties) -> None:
-    kind, has = type_of(system), system.HasField
-    if kind == MessageType.NORMAL and not has("message_group") and not has("delivery_timestamp"):
-        return
+def _add_properties(message: Message, properties: Mapping[str, str]) -> None:
+    if "" in properties:
+        raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the name of a property is empty")
+    message.properties.update(properties)
+
+
+def _check_type(system: pb.SystemProperties, kind: int) -> None:
+    has = system.HasField
     if kind == MessageType.LITE:
         raise Refused(Code.UNSUPPORTED, "lite topics are not supported")
     has_group = has("message_group")
@@ -126,11 +138,11 @@ def deliver_at_ms(system: pb.SystemProperties) -> int:
     return milliseconds(system.delivery_timestamp)
 
 
-def _body(wire: pb.Message, bytes_max: int) -> bytes:
-    body, system = wire.body, wire.system_properties
+def _body(wire: pb.Message, system: pb.SystemProperties, bytes_max: int) -> bytes:
+    body = wire.body
     if system.HasField("body_digest"):
         _check_digest(body, system.body_digest)
-    if system.body_encoding == pb.GZIP:
+    if system.body_encoding == _GZIP:
         unpacking = zlib.decompressobj(_GZIP_WBITS)
         try:
             body = unpacking.decompress(body, bytes_max + 1)
@@ -220,7 +232,8 @@ def _unpacked(message: Message) -> bytes:
 
 def milliseconds(wire: Timestamp | Duration) -> int:
     """Of a time or a duration; one beyond all that can be stored is the last one that can."""
-    return max(-_I64_MAX, min(wire.seconds * 1000 + wire.nanos // 1_000_000, _I64_MAX))
+    found = wire.seconds * 1000 + wire.nanos // 1_000_000
+    return found if -_I64_MAX <= found <= _I64_MAX else max(-_I64_MAX, min(found, _I64_MAX))
 
 
 def set_time(timestamp: Timestamp, at_ms: int) -> None:

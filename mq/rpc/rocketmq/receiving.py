@@ -7,10 +7,12 @@ our own protocol wait in the group's retry topic: they are given out first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 
 from mq import names
+from mq.broker.attribution import Actor
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
@@ -26,7 +28,8 @@ from mq.rpc.access import Rules
 from mq.rpc.rocketmq import handles, messages
 from mq.rpc.rocketmq.calls import Answer, Call, Calls
 from mq.rpc.rocketmq.codes import OK, Refused
-from mq.rpc.rocketmq.renewing import Renewals
+from mq.rpc.rocketmq.forwarding import PASSED_ON
+from mq.rpc.rocketmq.renewing import INVISIBLE_MS, Path, Renewals, client_mark
 from mq.rpc.rocketmq.sessions import Sessions
 from mq.store.lookup import StoredMessage
 from mq.wire.rocketmq import definition_pb2 as pb
@@ -37,12 +40,12 @@ from mq.wire.v1.consumer_pb2 import Filter
 PROTOCOL = "RocketMQ's protocol"
 MESSAGES_MAX = 1_000
 INVISIBLE_MS_MAX = 12 * 3_600_000
-_INVISIBLE_MS_DEFAULT = 60_000
 # Without a word of the client: what is left of its time, and a little for the answer.
 _ANSWER_S = 1.5
 _WAIT_S_MAX = 60.0
 # A new group begins with the first message of a topic that has lost none yet and is not long.
 _SMALL_QUEUE = 100_000
+_PUSH_CONSUMER = pb.PUSH_CONSUMER
 _NO_SUCH_HANDLE = pb.Status(
     code=Code.INVALID_RECEIPT_HANDLE,
     message="the handle is of no message in flight: acknowledged before, or its time was over and "
@@ -68,6 +71,20 @@ class Receiving:
         self._renewals = renewals
         self._host = broker.settings.config.node.node
 
+    # -- Heartbeat --------------------------------------------------------------------------------
+
+    async def heartbeat(
+        self, request: service.HeartbeatRequest, call: Call
+    ) -> service.HeartbeatResponse:
+        """Also of a client that is not known."""
+        client_id = call.check_client()
+        self._sessions.touch(client_id)
+        if request.client_type == _PUSH_CONSUMER:
+            # One that is named wrong has received nothing.
+            with contextlib.suppress(MqError):
+                self._renewals.adopt(call.group(request.group), client_id)
+        return service.HeartbeatResponse(status=OK)
+
     # -- ReceiveMessage ---------------------------------------------------------------------------
 
     async def receive(self, request: service.ReceiveMessageRequest, call: Call) -> None:
@@ -76,6 +93,10 @@ class Receiving:
         self._rules.check_consume_group(call.principal, group)
         self._rules.check_consume_topic(call.principal, topic)
         self._sessions.touch(client_id)
+        path = _path(request, call)
+        if request.auto_renew:
+            self._renewals.adopt(group, client_id)
+            self._renewals.asked(path)
         wanted = self._wanted(request, call, group, topic)
         await self._broker.expect([topic])
         await self._broker.catalog.begin_group(group)
@@ -85,7 +106,7 @@ class Receiving:
             raise Refused(Code.MESSAGE_NOT_FOUND, "no message came in time")
         self._check_again(request, wanted, runs, call)
         if request.auto_renew:
-            self._renewals.add(group, client_id, runs, wanted.invisible_ms)
+            self._renewals.add(group, path, runs, wanted.invisible_ms)
         await self._deliver(request, wanted, runs, call)
 
     def _check_again(
@@ -143,7 +164,7 @@ class Receiving:
         """Raises IllegalFilter, Refused."""
         filter_ = filter_of(request.filter_expression)
         spec = ReceiveSpec(canonical(filter_), self._sessions.is_ordered(group, topic), PROTOCOL)
-        invisible_ms = _INVISIBLE_MS_DEFAULT
+        invisible_ms = INVISIBLE_MS
         if request.HasField("invisible_duration") and not request.auto_renew:
             invisible_ms = messages.milliseconds(request.invisible_duration)
             if not 0 < invisible_ms <= INVISIBLE_MS_MAX:
@@ -161,6 +182,15 @@ class Receiving:
             invisible_ms,
             self._wait_s(request, call),
             self._start(topic),
+            Actor(
+                call.principal.user,
+                call.context.peer(),
+                "",
+                group,
+                call.client_id,
+                spec.filters_of(topic),
+            ),
+            client_mark(call.client_id) if request.auto_renew else 0,
         )
 
     def _wait_s(self, request: service.ReceiveMessageRequest, call: Call) -> float:
@@ -355,6 +385,12 @@ class Receiving:
         settled = await self._broker.receiving.settle(request)
         if not all(settled.valid):
             raise Refused(Code.INVALID_RECEIPT_HANDLE, _NO_SUCH_HANDLE.message)
+
+
+def _path(request: service.ReceiveMessageRequest, call: Call) -> Path:
+    passed_on = call.context.header(PASSED_ON) or ""
+    connections = f"{call.context.peer()} {passed_on}"
+    return Path(call.client_id, request.message_queue.broker.name, connections)
 
 
 def _acked(

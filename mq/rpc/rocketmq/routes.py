@@ -63,8 +63,16 @@ class Routes:
     async def query_route(
         self, request: service.QueryRouteRequest, call: Call
     ) -> service.QueryRouteResponse:
+        """A topic that is not there is created if the broker does that: a route is what a producer
+        asks for before its first message, and it does not say that it is one.
+        """
         topic = call.topic(request.topic)
-        routes = await self._routes(topic, request, call)
+        # Clients choose a queue by the hash of a message group over the queues of the route: one
+        # that lacks some of them takes a group to another queue, and its order is lost.
+        if not self._broker.directory.is_informed:
+            raise self._broker.leadership.refusal()
+        await self._broker.until_sets_known()
+        routes = self._known(topic, call) or await self._created(topic, request, call)
         queues = [
             pb.MessageQueue(
                 topic=request.topic,
@@ -85,7 +93,9 @@ class Routes:
         topic, group = call.topic(request.topic), call.group(request.group)
         self._rules.check_consume_group(call.principal, group)
         self._rules.check_consume_topic(call.principal, topic)
-        routes = await self._routes(topic, request, call)
+        routes = self._known(topic, call)
+        if not routes:
+            raise _not_found(topic)
         readable = [one for one in routes if one.is_readable]
         if not readable:
             raise Refused(Code.FORBIDDEN, f"topic {topic} cannot be read")
@@ -104,31 +114,27 @@ class Routes:
         ]
         return service.QueryAssignmentResponse(status=OK, assignments=assignments)
 
-    async def _routes(
-        self,
-        topic: str,
-        request: service.QueryRouteRequest | service.QueryAssignmentRequest,
-        call: Call,
+    def _known(self, topic: str, call: Call) -> list[TopicRoute]:
+        self._rules.check_describe_topic(call.principal, topic)
+        return self._broker.directory.topic(topic)
+
+    async def _created(
+        self, topic: str, request: service.QueryRouteRequest, call: Call
     ) -> list[TopicRoute]:
         broker = self._broker
-        self._rules.check_describe_topic(call.principal, topic)
-        found = broker.directory.topic(topic)
-        if found:
-            return found
         if broker.settings.creates_topics and self._rules.is_new(topic):
             broker.gate.check(call.principal, Action.CREATE, topic_resource(topic))
-            await self._create(topic, request.topic, call)
-            found = broker.directory.topic(topic)
+            await self._create(topic, request, call)
+        found = broker.directory.topic(topic)
         if not found:
             # Where the leader has a route of it, this node has missed it: it says so.
-            raise TopicNotFound(f"there is no topic {topic}: create it with `mq topic create`")
+            raise _not_found(topic)
         return found
 
-    async def _create(self, topic: str, resource: pb.Resource, call: Call) -> None:
+    async def _create(self, topic: str, request: service.QueryRouteRequest, call: Call) -> None:
         if self._broker.leadership.is_serving:
             await self._broker.create_missing([topic])
             return
-        request = service.QueryRouteRequest(topic=resource)
         await self._calls.passed_on("", "QueryRoute", request, call)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _CREATED_S
@@ -141,11 +147,23 @@ class Routes:
         sets = {one.name: one for one in directory.sets(self._broker.steady_ms())}
         for route in routes:
             found = sets.get(route.broker_set)
-            if found is None or (not found.leader_id and found.name != directory.own_name):
+            if found is None or not is_listed(route, found, directory.own_name):
                 continue
             brokers = brokers_of(found)
             if brokers:
                 yield route, brokers
+
+
+def is_listed(route: TopicRoute, broker_set: BrokerSet, own_name: str) -> bool:
+    """Sends go around a set without a leader; not those of ordered topics, whose message groups
+    would change their queue: they wait.
+    """
+    is_ordered = route.type == TopicType.TOPIC_ORDERED
+    return bool(broker_set.leader_id) or broker_set.name == own_name or is_ordered
+
+
+def _not_found(topic: str) -> TopicNotFound:
+    return TopicNotFound(f"there is no topic {topic}: create it with `mq topic create`")
 
 
 def brokers_of(broker_set: BrokerSet) -> list[pb.Broker]:

@@ -9,11 +9,12 @@ import itertools
 from typing import NamedTuple
 
 from mq import names
+from mq.broker.attribution import actor_of
 from mq.broker.broker import Broker
 from mq.broker.joined_sends import Placed
 from mq.broker.publishing import Slot
 from mq.broker.state.topics import Topic
-from mq.errors import NotLeader
+from mq.errors import NotLeader, OutcomeUnknown
 from mq.hashing import text_hash
 from mq.rpc.access import Rules
 from mq.rpc.publish_stream import outcome, room_owner
@@ -36,6 +37,8 @@ _CHECK_MS_MAX = 86_400_000
 # Field 1 of a response and of its entries, as bytes; and the tag of field 2, an entry.
 _OK_FIELD = service.SendResultEntry(status=OK).SerializeToString()
 _ENTRY_TAG = b"\x12"
+# The first number that takes two bytes.
+_TWO_BYTES = 0x80
 _HELD = (MessageType.DELAY, MessageType.TRANSACTION)
 
 
@@ -62,15 +65,18 @@ class Sending:
         self, request: service.SendMessageRequest, size: int, call: Call, answer: Answer
     ) -> bool:
         """Joins one message with those of other calls; False: `send` has to serve it."""
-        if len(request.messages) != 1:
+        wires = request.messages
+        if len(wires) != 1:
             return False
-        wire = request.messages[0]
-        kind = messages.type_of(wire.system_properties)
-        topic = self._broker.state.topics.get(call.topic(wire.topic))
-        if topic is None or kind in _HELD:
+        wire = wires[0]
+        resource = wire.topic
+        is_namespaced = resource.resource_namespace or call.principal.namespace
+        # A topic that exists has a legal name.
+        name = call.topic(resource) if is_namespaced else resource.name
+        topic = self._broker.state.topics.get(name)
+        if topic is None or messages.type_of(wire.system_properties) in _HELD:
             return False
         message = self._accepted(wire, topic, call)
-        message_id = wire.system_properties.message_id
         quotas = self._broker.quotas
 
         def admit(topic: str, size: int, count: int) -> None:
@@ -79,9 +85,10 @@ class Sending:
         def placed(found: Placed | BaseException) -> None:
             if isinstance(found, BaseException):
                 answer(found)
-                return
-            answer(_stored(message_id, found.queue_offset))
+            else:
+                answer(_stored(message.rocketmq.message_id, found.queue_offset))
 
+        placed.sender = actor_of(call.principal.user, call.context.peer())  # type: ignore[attr-defined]
         return self._broker.joined_sends.take(
             topic.name, None, [message], size, placed, admit if quotas.is_limiting else None
         )
@@ -107,7 +114,7 @@ class Sending:
             else one
             for one in found
         ]
-        if isinstance(found[0], NotLeader) and len(found) == 1:
+        if isinstance(found[0], (NotLeader, OutcomeUnknown)) and len(found) == 1:
             raise found[0]
         codes = {one.status.code for one in entries}
         status = entries[0].status
@@ -133,12 +140,15 @@ class Sending:
         accepted = batches.accept(batch.SerializeToString(), self._message_bytes_max)
         owner = room_owner(call.principal, call.context)
         await broker.publisher.room(len(accepted.data), self._timeout_s, owner)
-        return _Sent(wire, name, await broker.submit(accepted, user=call.principal.user))
+        sender = actor_of(call.principal.user, call.context.peer())
+        slot = await broker.submit(accepted, user=call.principal.user, owner=owner, sender=sender)
+        return _Sent(wire, name, slot)
 
     def _accepted(self, wire: pb.Message, topic: Topic, call: Call) -> message_pb2.Message:
         self._rules.publish_to(call.principal, topic.name)
         message = messages.accepted(wire, self.body_bytes_max)
-        check_type(topic.name, topic.type, message.rocketmq.message_type)
+        if topic.type:
+            check_type(topic.name, topic.type, message.rocketmq.message_type)
         return message
 
     async def _topic(self, name: str, call: Call) -> Topic:
@@ -181,7 +191,9 @@ def _stored(message_id: str, queue_offset: int) -> bytes:
     """The answer to a send of one message."""
     placed = service.SendResultEntry(message_id=message_id, offset=queue_offset)
     entry = _OK_FIELD + placed.SerializeToString()
-    return b"".join((_OK_FIELD, _ENTRY_TAG, varint.encode(len(entry)), entry))
+    size = len(entry)
+    length = bytes((size,)) if size < _TWO_BYTES else varint.encode(size)
+    return b"".join((_OK_FIELD, _ENTRY_TAG, length, entry))
 
 
 def _first_check_ms(system: pb.SystemProperties) -> int:

@@ -63,14 +63,14 @@ class MessagingService:
         found["Telemetry"] = self._calls.live_stream(
             "Telemetry", self._telemetry.telemetry, is_external=is_external
         )
-        unary("Heartbeat", self._sessions.heartbeat)
+        unary("Heartbeat", receiving.heartbeat)
         unary("NotifyClientTermination", self._sessions.notify_termination)
-        unary("SendMessage", self._sending.send, begin=self._sending.begin)
+        unary("SendMessage", self._sending.send, begin=self._sending.begin, repeats=True)
         found["ReceiveMessage"] = self._calls.server_stream(
             _method("ReceiveMessage", is_external=is_external), receiving.receive
         )
-        unary("AckMessage", receiving.ack, begin=receiving.begin_ack)
-        unary("ChangeInvisibleDuration", receiving.change_invisible)
+        unary("AckMessage", receiving.ack, begin=receiving.begin_ack, repeats=True)
+        unary("ChangeInvisibleDuration", receiving.change_invisible, repeats=True)
         unary("ForwardMessageToDeadLetterQueue", receiving.to_dead_letters)
         unary("EndTransaction", self._transactions.end, set_of=set_of_transaction)
         unary("RecallMessage", self._transactions.recall, set_of=set_of_recall)

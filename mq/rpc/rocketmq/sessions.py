@@ -58,13 +58,6 @@ class Sessions:
 
     # -- methods ----------------------------------------------------------------------------------
 
-    async def heartbeat(
-        self, request: service.HeartbeatRequest, call: Call
-    ) -> service.HeartbeatResponse:
-        """Also of a client that is not known."""
-        self.touch(call.check_client())
-        return service.HeartbeatResponse(status=OK)
-
     async def notify_termination(
         self, request: service.NotifyClientTerminationRequest, call: Call
     ) -> service.NotifyClientTerminationResponse:

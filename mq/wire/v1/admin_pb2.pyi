@@ -2,12 +2,121 @@ from mq.wire.v1 import cluster_pb2 as _cluster_pb2
 from mq.wire.v1 import consumer_pb2 as _consumer_pb2
 from mq.wire.v1 import message_pb2 as _message_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class LetterAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LETTER_ACTION_UNSPECIFIED: _ClassVar[LetterAction]
+    LETTER_ACTION_RESEND: _ClassVar[LetterAction]
+    LETTER_ACTION_PURGE: _ClassVar[LetterAction]
+
+class LetterResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LETTER_RESULT_UNSPECIFIED: _ClassVar[LetterResult]
+    LETTER_RESULT_RESENT: _ClassVar[LetterResult]
+    LETTER_RESULT_PURGED: _ClassVar[LetterResult]
+    LETTER_RESULT_ALREADY_RESENT: _ClassVar[LetterResult]
+    LETTER_RESULT_GONE: _ClassVar[LetterResult]
+    LETTER_RESULT_REFUSED: _ClassVar[LetterResult]
+
+class TraceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRACE_UNKNOWN: _ClassVar[TraceKind]
+    TRACE_BORN: _ClassVar[TraceKind]
+    TRACE_STORED: _ClassVar[TraceKind]
+    TRACE_DELAYED: _ClassVar[TraceKind]
+    TRACE_DELIVERED: _ClassVar[TraceKind]
+    TRACE_RECALLED: _ClassVar[TraceKind]
+    TRACE_CARRIED: _ClassVar[TraceKind]
+    TRACE_HALF: _ClassVar[TraceKind]
+    TRACE_CHECKED: _ClassVar[TraceKind]
+    TRACE_COMMITTED: _ClassVar[TraceKind]
+    TRACE_ROLLED_BACK: _ClassVar[TraceKind]
+    TRACE_GIVEN_UP: _ClassVar[TraceKind]
+    TRACE_PASSED: _ClassVar[TraceKind]
+    TRACE_SKIPPED: _ClassVar[TraceKind]
+    TRACE_RECEIVED: _ClassVar[TraceKind]
+    TRACE_EXTENDED: _ClassVar[TraceKind]
+    TRACE_LEASE_EXPIRED: _ClassVar[TraceKind]
+    TRACE_RETURNED: _ClassVar[TraceKind]
+    TRACE_NACKED: _ClassVar[TraceKind]
+    TRACE_ACKNOWLEDGED: _ClassVar[TraceKind]
+    TRACE_POSTPONED: _ClassVar[TraceKind]
+    TRACE_RETRY: _ClassVar[TraceKind]
+    TRACE_REDELIVERED: _ClassVar[TraceKind]
+    TRACE_DEAD_LETTER: _ClassVar[TraceKind]
+    TRACE_RESENT: _ClassVar[TraceKind]
+    TRACE_PURGED: _ClassVar[TraceKind]
+    TRACE_GROUP_MOVED: _ClassVar[TraceKind]
+    TRACE_GROUP_DELETED: _ClassVar[TraceKind]
+    TRACE_TOPIC_DELETED: _ClassVar[TraceKind]
+    TRACE_DROPPED: _ClassVar[TraceKind]
+    TRACE_BEGAN_BEHIND: _ClassVar[TraceKind]
+
+class TraceStanding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STANDING_NOT_REACHED: _ClassVar[TraceStanding]
+    STANDING_PASSED: _ClassVar[TraceStanding]
+    STANDING_SKIPPED: _ClassVar[TraceStanding]
+    STANDING_LEASED: _ClassVar[TraceStanding]
+    STANDING_WAITING: _ClassVar[TraceStanding]
+    STANDING_ACKNOWLEDGED: _ClassVar[TraceStanding]
+    STANDING_DEAD_LETTER: _ClassVar[TraceStanding]
+    STANDING_BEGAN_BEHIND: _ClassVar[TraceStanding]
+LETTER_ACTION_UNSPECIFIED: LetterAction
+LETTER_ACTION_RESEND: LetterAction
+LETTER_ACTION_PURGE: LetterAction
+LETTER_RESULT_UNSPECIFIED: LetterResult
+LETTER_RESULT_RESENT: LetterResult
+LETTER_RESULT_PURGED: LetterResult
+LETTER_RESULT_ALREADY_RESENT: LetterResult
+LETTER_RESULT_GONE: LetterResult
+LETTER_RESULT_REFUSED: LetterResult
+TRACE_UNKNOWN: TraceKind
+TRACE_BORN: TraceKind
+TRACE_STORED: TraceKind
+TRACE_DELAYED: TraceKind
+TRACE_DELIVERED: TraceKind
+TRACE_RECALLED: TraceKind
+TRACE_CARRIED: TraceKind
+TRACE_HALF: TraceKind
+TRACE_CHECKED: TraceKind
+TRACE_COMMITTED: TraceKind
+TRACE_ROLLED_BACK: TraceKind
+TRACE_GIVEN_UP: TraceKind
+TRACE_PASSED: TraceKind
+TRACE_SKIPPED: TraceKind
+TRACE_RECEIVED: TraceKind
+TRACE_EXTENDED: TraceKind
+TRACE_LEASE_EXPIRED: TraceKind
+TRACE_RETURNED: TraceKind
+TRACE_NACKED: TraceKind
+TRACE_ACKNOWLEDGED: TraceKind
+TRACE_POSTPONED: TraceKind
+TRACE_RETRY: TraceKind
+TRACE_REDELIVERED: TraceKind
+TRACE_DEAD_LETTER: TraceKind
+TRACE_RESENT: TraceKind
+TRACE_PURGED: TraceKind
+TRACE_GROUP_MOVED: TraceKind
+TRACE_GROUP_DELETED: TraceKind
+TRACE_TOPIC_DELETED: TraceKind
+TRACE_DROPPED: TraceKind
+TRACE_BEGAN_BEHIND: TraceKind
+STANDING_NOT_REACHED: TraceStanding
+STANDING_PASSED: TraceStanding
+STANDING_SKIPPED: TraceStanding
+STANDING_LEASED: TraceStanding
+STANDING_WAITING: TraceStanding
+STANDING_ACKNOWLEDGED: TraceStanding
+STANDING_DEAD_LETTER: TraceStanding
+STANDING_BEGAN_BEHIND: TraceStanding
 
 class TopicInfo(_message.Message):
     __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal", "priorities", "broker_set", "stored_bytes")
@@ -84,14 +193,16 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicSummary, _Mapping]]] = ...) -> None: ...
 
 class TopicSummary(_message.Message):
-    __slots__ = ("info", "messages", "broker_sets")
+    __slots__ = ("info", "messages", "broker_sets", "messages_written")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     info: TopicInfo
     messages: int
     broker_sets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, info: _Optional[_Union[TopicInfo, _Mapping]] = ..., messages: _Optional[int] = ..., broker_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+    messages_written: int
+    def __init__(self, info: _Optional[_Union[TopicInfo, _Mapping]] = ..., messages: _Optional[int] = ..., broker_sets: _Optional[_Iterable[str]] = ..., messages_written: _Optional[int] = ...) -> None: ...
 
 class DescribeTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -176,7 +287,7 @@ class DescribeGroupResponse(_message.Message):
     def __init__(self, summary: _Optional[_Union[GroupSummary, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[_consumer_pb2.Subscription, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("member_id", "zone", "address", "last_seen_at_ms", "is_streaming", "queues", "is_receiving", "broker_sets")
+    __slots__ = ("member_id", "zone", "address", "last_seen_at_ms", "is_streaming", "queues", "is_receiving", "broker_sets", "stalled_ms")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +296,7 @@ class MemberInfo(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     IS_RECEIVING_FIELD_NUMBER: _ClassVar[int]
     BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_MS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     zone: str
     address: str
@@ -193,7 +305,8 @@ class MemberInfo(_message.Message):
     queues: int
     is_receiving: bool
     broker_sets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, member_id: _Optional[str] = ..., zone: _Optional[str] = ..., address: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., is_streaming: _Optional[bool] = ..., queues: _Optional[int] = ..., is_receiving: _Optional[bool] = ..., broker_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+    stalled_ms: int
+    def __init__(self, member_id: _Optional[str] = ..., zone: _Optional[str] = ..., address: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., is_streaming: _Optional[bool] = ..., queues: _Optional[int] = ..., is_receiving: _Optional[bool] = ..., broker_sets: _Optional[_Iterable[str]] = ..., stalled_ms: _Optional[int] = ...) -> None: ...
 
 class GroupQueue(_message.Message):
     __slots__ = ("topic", "queue_id", "committed", "start", "end", "lag", "member_id", "broker_set")
@@ -327,6 +440,206 @@ class CheckTransactionNowResponse(_message.Message):
     producer_id: str
     def __init__(self, producer_id: _Optional[str] = ...) -> None: ...
 
+class ListScheduledRequest(_message.Message):
+    __slots__ = ("topic", "begin_ms", "messages_max", "page")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    begin_ms: int
+    messages_max: int
+    page: str
+    def __init__(self, topic: _Optional[str] = ..., begin_ms: _Optional[int] = ..., messages_max: _Optional[int] = ..., page: _Optional[str] = ...) -> None: ...
+
+class ListScheduledResponse(_message.Message):
+    __slots__ = ("messages", "next_page", "missing_sets")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ScheduledMessage]
+    next_page: str
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ScheduledMessage, _Mapping]]] = ..., next_page: _Optional[str] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScheduledMessage(_message.Message):
+    __slots__ = ("message_id", "topic", "queue_id", "deliver_at_ms", "born_at_ms", "size_bytes", "tag", "keys", "next_page")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BORN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    queue_id: int
+    deliver_at_ms: int
+    born_at_ms: int
+    size_bytes: int
+    tag: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    next_page: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., born_at_ms: _Optional[int] = ..., size_bytes: _Optional[int] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., next_page: _Optional[str] = ...) -> None: ...
+
+class CountScheduledRequest(_message.Message):
+    __slots__ = ("buckets_max",)
+    BUCKETS_MAX_FIELD_NUMBER: _ClassVar[int]
+    buckets_max: int
+    def __init__(self, buckets_max: _Optional[int] = ...) -> None: ...
+
+class CountScheduledResponse(_message.Message):
+    __slots__ = ("messages", "buckets", "bucket_ms", "counts_batches", "topics", "missing_sets")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    buckets: _containers.RepeatedCompositeFieldContainer[ScheduledBucket]
+    bucket_ms: int
+    counts_batches: bool
+    topics: _containers.RepeatedCompositeFieldContainer[ScheduledTopic]
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[ScheduledBucket, _Mapping]]] = ..., bucket_ms: _Optional[int] = ..., counts_batches: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[ScheduledTopic, _Mapping]]] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScheduledBucket(_message.Message):
+    __slots__ = ("begin_ms", "count")
+    BEGIN_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    begin_ms: int
+    count: int
+    def __init__(self, begin_ms: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ScheduledTopic(_message.Message):
+    __slots__ = ("topic", "messages")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    messages: int
+    def __init__(self, topic: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class RecallScheduledRequest(_message.Message):
+    __slots__ = ("topic", "message_id", "deliver_at_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    message_id: str
+    deliver_at_ms: int
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+
+class RecallScheduledResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLeasesRequest(_message.Message):
+    __slots__ = ("group", "topic", "leases_max", "page")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LEASES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    leases_max: int
+    page: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., leases_max: _Optional[int] = ..., page: _Optional[str] = ...) -> None: ...
+
+class ListLeasesResponse(_message.Message):
+    __slots__ = ("leases", "next_page", "leased", "waiting", "missing_sets")
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseInfo]
+    next_page: str
+    leased: int
+    waiting: int
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., next_page: _Optional[str] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LeaseInfo(_message.Message):
+    __slots__ = ("topic", "queue_id", "start", "end", "is_leased", "visible_at_ms", "attempts", "member_id", "broker_set")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    IS_LEASED_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+    is_leased: bool
+    visible_at_ms: int
+    attempts: int
+    member_id: str
+    broker_set: str
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., is_leased: _Optional[bool] = ..., visible_at_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., member_id: _Optional[str] = ..., broker_set: _Optional[str] = ...) -> None: ...
+
+class ListClientsRequest(_message.Message):
+    __slots__ = ("clients_max", "page")
+    CLIENTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    clients_max: int
+    page: str
+    def __init__(self, clients_max: _Optional[int] = ..., page: _Optional[str] = ...) -> None: ...
+
+class ListClientsResponse(_message.Message):
+    __slots__ = ("clients", "next_page", "connections", "node_id", "is_count_only")
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_COUNT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[ClientInfo]
+    next_page: str
+    connections: int
+    node_id: str
+    is_count_only: bool
+    def __init__(self, clients: _Optional[_Iterable[_Union[ClientInfo, _Mapping]]] = ..., next_page: _Optional[str] = ..., connections: _Optional[int] = ..., node_id: _Optional[str] = ..., is_count_only: _Optional[bool] = ...) -> None: ...
+
+class ClientInfo(_message.Message):
+    __slots__ = ("address", "user_agent", "language", "version", "user", "connected_at_ms", "calls", "in_flight", "is_encrypted", "groups", "topics")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    USER_AGENT_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IS_ENCRYPTED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    user_agent: str
+    language: str
+    version: str
+    user: str
+    connected_at_ms: int
+    calls: int
+    in_flight: _containers.RepeatedCompositeFieldContainer[ClientCalls]
+    is_encrypted: bool
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[str] = ..., user_agent: _Optional[str] = ..., language: _Optional[str] = ..., version: _Optional[str] = ..., user: _Optional[str] = ..., connected_at_ms: _Optional[int] = ..., calls: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[ClientCalls, _Mapping]]] = ..., is_encrypted: _Optional[bool] = ..., groups: _Optional[_Iterable[str]] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ClientCalls(_message.Message):
+    __slots__ = ("method", "count")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    count: int
+    def __init__(self, method: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("group", "queue_offset", "messages_max")
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -338,7 +651,7 @@ class ListDeadLettersRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., queue_offset: _Optional[int] = ..., messages_max: _Optional[int] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
-    __slots__ = ("groups", "messages", "next_offset", "next_offsets", "missing_sets")
+    __slots__ = ("groups", "messages", "next_offset", "next_offsets", "missing_sets", "resent_ids")
     class NextOffsetsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -351,12 +664,14 @@ class ListDeadLettersResponse(_message.Message):
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
+    RESENT_IDS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[DeadLetterCount]
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     next_offset: int
     next_offsets: _containers.ScalarMap[str, int]
     missing_sets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, groups: _Optional[_Iterable[_Union[DeadLetterCount, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_offset: _Optional[int] = ..., next_offsets: _Optional[_Mapping[str, int]] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
+    resent_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, groups: _Optional[_Iterable[_Union[DeadLetterCount, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_offset: _Optional[int] = ..., next_offsets: _Optional[_Mapping[str, int]] = ..., missing_sets: _Optional[_Iterable[str]] = ..., resent_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeadLetterCount(_message.Message):
     __slots__ = ("group", "messages", "last_stored_at_ms", "broker_sets")
@@ -397,6 +712,36 @@ class PurgeDeadLettersResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     messages: int
     def __init__(self, messages: _Optional[int] = ...) -> None: ...
+
+class SettleDeadLettersRequest(_message.Message):
+    __slots__ = ("group", "queue_offsets", "action", "again")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue_offsets: _containers.RepeatedScalarFieldContainer[int]
+    action: LetterAction
+    again: bool
+    def __init__(self, group: _Optional[str] = ..., queue_offsets: _Optional[_Iterable[int]] = ..., action: _Optional[_Union[LetterAction, str]] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class SettleDeadLettersResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[LetterOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[LetterOutcome, _Mapping]]] = ...) -> None: ...
+
+class LetterOutcome(_message.Message):
+    __slots__ = ("queue_offset", "result", "message_id", "text")
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    queue_offset: int
+    result: LetterResult
+    message_id: str
+    text: str
+    def __init__(self, queue_offset: _Optional[int] = ..., result: _Optional[_Union[LetterResult, str]] = ..., message_id: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class StoredMessage(_message.Message):
     __slots__ = ("message_id", "topic", "queue_id", "queue_offset", "log_offset", "stored_at_ms", "message")
@@ -457,6 +802,106 @@ class MessageList(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     next_offset: int
     def __init__(self, messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class TraceMessageRequest(_message.Message):
+    __slots__ = ("message_id", "budget_ms", "continue_token")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    budget_ms: int
+    continue_token: int
+    def __init__(self, message_id: _Optional[str] = ..., budget_ms: _Optional[int] = ..., continue_token: _Optional[int] = ...) -> None: ...
+
+class MessageTrace(_message.Message):
+    __slots__ = ("message_id", "topic", "queue_id", "queue_offset", "tag", "keys", "body_bytes", "events", "groups", "is_complete", "continue_token", "incomplete_reason", "raft_index", "stored_at_ms", "broker_set")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_REASON_FIELD_NUMBER: _ClassVar[int]
+    RAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tag: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    body_bytes: int
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    groups: _containers.RepeatedCompositeFieldContainer[TraceGroup]
+    is_complete: bool
+    continue_token: int
+    incomplete_reason: str
+    raft_index: int
+    stored_at_ms: int
+    broker_set: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., body_bytes: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[TraceGroup, _Mapping]]] = ..., is_complete: _Optional[bool] = ..., continue_token: _Optional[int] = ..., incomplete_reason: _Optional[str] = ..., raft_index: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., broker_set: _Optional[str] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("kind", "at_ms", "group", "member_id", "user", "address", "producer_id", "topic", "queue_id", "queue_offset", "message_id", "raft_index", "term", "attempt", "until_ms", "filter", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    RAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: TraceKind
+    at_ms: int
+    group: str
+    member_id: str
+    user: str
+    address: str
+    producer_id: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    raft_index: int
+    term: int
+    attempt: int
+    until_ms: int
+    filter: str
+    reason: str
+    def __init__(self, kind: _Optional[_Union[TraceKind, str]] = ..., at_ms: _Optional[int] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., user: _Optional[str] = ..., address: _Optional[str] = ..., producer_id: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., message_id: _Optional[str] = ..., raft_index: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., until_ms: _Optional[int] = ..., filter: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TraceGroup(_message.Message):
+    __slots__ = ("group", "standing", "topic", "queue_id", "position", "behind", "attempts")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    standing: TraceStanding
+    topic: str
+    queue_id: int
+    position: int
+    behind: int
+    attempts: int
+    def __init__(self, group: _Optional[str] = ..., standing: _Optional[_Union[TraceStanding, str]] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., position: _Optional[int] = ..., behind: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class BrokerStatusRequest(_message.Message):
     __slots__ = ()

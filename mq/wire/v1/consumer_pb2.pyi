@@ -64,12 +64,14 @@ class Subscription(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ...) -> None: ...
 
 class QueueId(_message.Message):
-    __slots__ = ("topic", "queue_id")
+    __slots__ = ("topic", "queue_id", "epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class QueuePosition(_message.Message):
     __slots__ = ("topic", "queue_id", "queue_offset", "epoch", "broker_set")
@@ -330,12 +332,14 @@ class Membership(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[QueueId, _Mapping]]] = ..., is_rebalancing: _Optional[bool] = ..., heartbeat_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("group", "member_id")
+    __slots__ = ("group", "member_id", "reason")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
     __slots__ = ()
@@ -400,18 +404,20 @@ class RetryRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., sequence: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[FailedMessage, _Mapping]]] = ...) -> None: ...
 
 class FailedMessage(_message.Message):
-    __slots__ = ("topic", "queue_id", "queue_offset", "delay_ms", "reason")
+    __slots__ = ("topic", "queue_id", "queue_offset", "delay_ms", "reason", "attempts")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     queue_offset: int
     delay_ms: int
     reason: str
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    attempts: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class RetryResponse(_message.Message):
     __slots__ = ("results",)

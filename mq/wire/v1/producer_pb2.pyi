@@ -118,36 +118,50 @@ class RecallResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AtomicRequest(_message.Message):
-    __slots__ = ("batches", "group", "member_id", "positions", "handles", "starts")
+    __slots__ = ("batches", "group", "member_id", "positions", "handles", "starts", "dead_letters")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[_message_pb2.Batch]
     group: str
     member_id: str
     positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
     handles: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.Handle]
     starts: _containers.RepeatedCompositeFieldContainer[WorkStart]
-    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ...) -> None: ...
+    dead_letters: DeadLetterBatch
+    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ..., dead_letters: _Optional[_Union[DeadLetterBatch, _Mapping]] = ...) -> None: ...
+
+class DeadLetterBatch(_message.Message):
+    __slots__ = ("producer_id", "sequence", "messages")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    producer_id: str
+    sequence: int
+    messages: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.FailedMessage]
+    def __init__(self, producer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_consumer_pb2.FailedMessage, _Mapping]]] = ...) -> None: ...
 
 class RawAtomicRequest(_message.Message):
-    __slots__ = ("batches", "group", "member_id", "positions", "handles", "starts")
+    __slots__ = ("batches", "group", "member_id", "positions", "handles", "starts", "dead_letters")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedScalarFieldContainer[bytes]
     group: str
     member_id: str
     positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
     handles: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.Handle]
     starts: _containers.RepeatedCompositeFieldContainer[WorkStart]
-    def __init__(self, batches: _Optional[_Iterable[bytes]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ...) -> None: ...
+    dead_letters: DeadLetterBatch
+    def __init__(self, batches: _Optional[_Iterable[bytes]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ..., dead_letters: _Optional[_Union[DeadLetterBatch, _Mapping]] = ...) -> None: ...
 
 class WorkStart(_message.Message):
     __slots__ = ("topic", "queue_id", "stood_at", "first")

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many", "put_broker_set", "drop_broker_set", "change_access")
+    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many", "put_broker_set", "drop_broker_set", "change_access", "settle_letters", "provenance")
     PUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     DROP_TOPIC_FIELD_NUMBER: _ClassVar[int]
     COMMIT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class Command(_message.Message):
     PUT_BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     DROP_BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     CHANGE_ACCESS_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     put_topic: PutTopic
     drop_topic: DropTopic
     commit_positions: CommitPositions
@@ -43,7 +45,43 @@ class Command(_message.Message):
     put_broker_set: PutBrokerSet
     drop_broker_set: DropBrokerSet
     change_access: ChangeAccess
-    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ..., put_broker_set: _Optional[_Union[PutBrokerSet, _Mapping]] = ..., drop_broker_set: _Optional[_Union[DropBrokerSet, _Mapping]] = ..., change_access: _Optional[_Union[ChangeAccess, _Mapping]] = ...) -> None: ...
+    settle_letters: SettleLetters
+    provenance: Provenance
+    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ..., put_broker_set: _Optional[_Union[PutBrokerSet, _Mapping]] = ..., drop_broker_set: _Optional[_Union[DropBrokerSet, _Mapping]] = ..., change_access: _Optional[_Union[ChangeAccess, _Mapping]] = ..., settle_letters: _Optional[_Union[SettleLetters, _Mapping]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ...) -> None: ...
+
+class Provenance(_message.Message):
+    __slots__ = ("actors", "senders")
+    ACTORS_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    actors: _containers.RepeatedCompositeFieldContainer[Actor]
+    senders: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., senders: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Actor(_message.Message):
+    __slots__ = ("number", "user", "address", "producer_id", "group", "member_id", "filters")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    user: str
+    address: str
+    producer_id: str
+    group: str
+    member_id: str
+    filters: _containers.RepeatedCompositeFieldContainer[TopicFilter]
+    def __init__(self, number: _Optional[int] = ..., user: _Optional[str] = ..., address: _Optional[str] = ..., producer_id: _Optional[str] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., filters: _Optional[_Iterable[_Union[TopicFilter, _Mapping]]] = ...) -> None: ...
+
+class TopicFilter(_message.Message):
+    __slots__ = ("topic", "filter")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    filter: str
+    def __init__(self, topic: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class Many(_message.Message):
     __slots__ = ("commands",)
@@ -84,12 +122,14 @@ class CommitPositions(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupPositions, _Mapping]]] = ...) -> None: ...
 
 class GroupPositions(_message.Message):
-    __slots__ = ("group", "positions")
+    __slots__ = ("group", "positions", "actors")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    ACTORS_FIELD_NUMBER: _ClassVar[int]
     group: str
     positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
-    def __init__(self, group: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ...) -> None: ...
+    actors: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., actors: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DropGroup(_message.Message):
     __slots__ = ("group",)
@@ -133,11 +173,35 @@ class TrimQueues(_message.Message):
     starts: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
     def __init__(self, starts: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ...) -> None: ...
 
+class SettleLetters(_message.Message):
+    __slots__ = ("group", "resent", "purged", "start")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    resent: _containers.RepeatedScalarFieldContainer[int]
+    purged: _containers.RepeatedScalarFieldContainer[int]
+    start: int
+    def __init__(self, group: _Optional[str] = ..., resent: _Optional[_Iterable[int]] = ..., purged: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ...) -> None: ...
+
+class LettersState(_message.Message):
+    __slots__ = ("group", "resent", "purged")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    resent: _containers.RepeatedScalarFieldContainer[int]
+    purged: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., resent: _Optional[_Iterable[int]] = ..., purged: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class DeliverScheduled(_message.Message):
-    __slots__ = ("lanes",)
+    __slots__ = ("lanes", "sources")
     LANES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneProgress]
-    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneProgress, _Mapping]]] = ...) -> None: ...
+    sources: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneProgress, _Mapping]]] = ..., sources: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LaneProgress(_message.Message):
     __slots__ = ("lane", "due_ms", "log_offset", "batches", "messages")
@@ -270,20 +334,24 @@ class QueueLeases(_message.Message):
     def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[LeaseChange, _Mapping]]] = ..., next: _Optional[int] = ...) -> None: ...
 
 class LeaseChange(_message.Message):
-    __slots__ = ("start", "end", "is_done", "lease", "visible_at_ms", "attempts")
+    __slots__ = ("start", "end", "is_done", "lease", "visible_at_ms", "attempts", "actors", "reason")
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     IS_DONE_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     VISIBLE_AT_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ACTORS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     start: int
     end: int
     is_done: bool
     lease: int
     visible_at_ms: int
     attempts: int
-    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., is_done: _Optional[bool] = ..., lease: _Optional[int] = ..., visible_at_ms: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
+    actors: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., is_done: _Optional[bool] = ..., lease: _Optional[int] = ..., visible_at_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., actors: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaseState(_message.Message):
     __slots__ = ("group", "topic", "queue_id", "next", "ranges")
@@ -318,7 +386,7 @@ class QueueLock(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
 
 class BrokerState(_message.Message):
-    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets", "access", "counts_stored_bytes", "begins_counting")
+    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets", "access", "counts_stored_bytes", "begins_counting", "letters")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +398,7 @@ class BrokerState(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BEGINS_COUNTING_FIELD_NUMBER: _ClassVar[int]
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicState]
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerState]
@@ -341,7 +410,8 @@ class BrokerState(_message.Message):
     access: _security_pb2.AccessState
     counts_stored_bytes: bool
     begins_counting: bool
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ..., access: _Optional[_Union[_security_pb2.AccessState, _Mapping]] = ..., counts_stored_bytes: _Optional[bool] = ..., begins_counting: _Optional[bool] = ...) -> None: ...
+    letters: _containers.RepeatedCompositeFieldContainer[LettersState]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ..., access: _Optional[_Union[_security_pb2.AccessState, _Mapping]] = ..., counts_stored_bytes: _Optional[bool] = ..., begins_counting: _Optional[bool] = ..., letters: _Optional[_Iterable[_Union[LettersState, _Mapping]]] = ...) -> None: ...
 
 class TransactionTotals(_message.Message):
     __slots__ = ("committed", "rolled_back", "given_up", "ended")

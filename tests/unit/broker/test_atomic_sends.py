@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.broker import atomic_sends
+from mq.broker.atomic_sends import WorkStart
 from mq.broker.consumer.subscriber import Position
 from mq.broker.queue import Queue
+from mq.broker.retry.origins import opened
 from mq.errors import (
     DiskFull,
     FlowControl,
@@ -30,6 +32,8 @@ from mq.errors import (
     UnknownMember,
 )
 from mq.store.format import Kind
+from mq.wire.v1.consumer_pb2 import FailedMessage
+from mq.wire.v1.producer_pb2 import DeadLetterBatch
 from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
 from tests.unit.broker.atomic_scene import IN_0, IN_1, move, output, scene, send, written
 from tests.unit.broker.consumer.group_scene import World, drain, last_assignment, t, world
@@ -52,6 +56,75 @@ async def test_output_and_offsets_are_one_entry() -> None:
     assert one.node.committed("g")[IN_0] == 7
     publisher = one.node.broker.publisher
     assert (publisher.in_flight_bytes, publisher.messages_total) == (0, 23)
+
+
+def letter(queue_offset: int) -> DeadLetterBatch:
+    one = FailedMessage(topic="t", queue_offset=queue_offset, attempts=3, reason="it is poison")
+    return DeadLetterBatch(producer_id="letters", sequence=1, messages=[one])
+
+
+def owner(one: World, queue: Queue) -> str:
+    live = one.groups.live("g")
+    assert live is not None
+    return live.owner(queue) or ""
+
+
+def buried(one: World) -> list[tuple[bytes, int, int, str]]:
+    """The dead letters of the group: body, and what is said of the origin."""
+    result = one.node.store.read("%DLQ%g", 0, 0)
+    return [
+        (message.body, message.origin.queue_offset, message.origin.attempts, message.origin.reason)
+        for run in result.runs
+        for message in opened(run)
+    ]
+
+
+@on_loop
+async def test_a_dead_letter_and_the_offset_behind_it_are_one_entry_once() -> None:
+    one = await scene()
+    await send(one, **move(0, 3))
+    before = written(one)
+    starts = {IN_0: WorkStart(3, 3)}
+    stored = await send(one, output(2), starts=starts, dead_letters=letter(3))
+    assert [place.queue_offset for place in stored] == [0, 0]
+    # Its topic is made first.
+    assert written(one) == before + 2
+    assert one.node.committed("g")[IN_0] == 4
+    assert buried(one) == [(b"3", 3, 3, "it is poison")]
+    again = await send(one, output(2), starts=starts, dead_letters=letter(3))
+    assert again == [place._replace(is_duplicate=True) for place in stored]
+    assert written(one) == before + 2
+    assert len(buried(one)) == 1
+
+
+@on_loop
+async def test_a_dead_letter_of_work_that_another_member_did_is_refused() -> None:
+    one = await scene("m", "n")
+    await send(one, **move(0, 5), member=owner(one, IN_0))
+    with pytest.raises(IllegalOffset):
+        await send(
+            one,
+            member=owner(one, IN_0),
+            starts={IN_0: WorkStart(3, 3)},
+            dead_letters=letter(3),
+        )
+    other = {"m": "n", "n": "m"}[owner(one, IN_0)]
+    with pytest.raises(NotAssigned):
+        await send(one, member=other, starts={IN_0: WorkStart(5, 5)}, dead_letters=letter(5))
+    assert buried(one) == []
+    assert one.node.committed("g")[IN_0] == 5
+
+
+@on_loop
+async def test_a_dead_letter_that_retention_has_dropped_is_done_without_a_copy() -> None:
+    one = await scene()
+    await send(one, **move(0, 3))
+    with pytest.raises(IllegalOffset):  # behind the end
+        await send(one, starts={IN_0: WorkStart(3, 20)}, dead_letters=letter(20))
+    one.node.store.derived.trim("t", 0, 10)
+    await send(one, starts={IN_0: WorkStart(3, 3)}, dead_letters=letter(3))
+    assert buried(one) == []
+    assert one.node.committed("g")[IN_0] == 4
 
 
 @on_loop

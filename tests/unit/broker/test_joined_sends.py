@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 
 from mq.errors import FlushTimeout, IllegalRequest, MessageTooLarge, NotLeader
 from mq.hashing import text_hash
-from mq.store.batch import accept, frame, join, prepare
+from mq.store.batch import accept, frame, frame_hashes, join, prepare
 from mq.store.format import Kind
 from mq.store.reading import Found
 from mq.wire.v1.message_pb2 import Batch as WireBatch
@@ -198,7 +199,7 @@ async def test_a_batch_is_closed_when_it_is_large() -> None:
 @on_loop
 async def test_no_send_overtakes_one_that_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     node, sends = await scene()
-    monkeypatch.setattr(node.broker.publisher, "_bytes_max", 1_000)
+    monkeypatch.setattr(node.broker.publisher._window, "bytes_max", 1_000)
     node.consensus.is_held = True
     assert sends.take(bytes(600), queue_id=0)
     await turns()
@@ -270,6 +271,25 @@ def test_a_joined_batch_is_the_one_that_would_be_accepted(count: int) -> None:
     for mine, theirs in zip(joined, prepared, strict=True):
         assert np.array_equal(mine, theirs) if isinstance(mine, np.ndarray) else mine == theirs
     assert accept(joined.data, 1 << 20).data == joined.data
+
+
+@pytest.mark.parametrize("message", [*MESSAGES[:4], *(Message(body=bytes(n)) for n in range(300))])
+def test_a_frame_as_it_came_has_the_hashes_of_the_one_that_would_be_made(message: Message) -> None:
+    made = frame(message, "t", 1_000)
+    assert frame_hashes(made.data, "t", 1_000) == made[1:]
+
+
+def test_a_frame_as_it_came_is_opened_unless_it_has_a_body_alone() -> None:
+    for message in (b"\x0a\x81\x00x\x12\x03red", b"\x12\x03red\x0a\x01x", b"\x0a\x01x\x12\x03red"):
+        data = b"\x7a" + bytes([len(message)]) + message
+        assert frame_hashes(data, "t", 1_000) == (text_hash("red"), ())
+    # The length of this body is written longer than it has to be.
+    longer = b"\x7a\x83\x01\x0a\xff\x00" + bytes(127) + b"\x12"
+    for data in (b"\x7a\x04\x0a\x05ab", b"\x7a\x03\x12\x01\xff", longer):
+        with pytest.raises(DecodeError):
+            frame_hashes(data, "t", 1_000)
+    with pytest.raises(MessageTooLarge, match="a body of 1001 bytes for topic t"):
+        frame_hashes(frame(Message(body=bytes(1_001)), "t", 2_000).data, "t", 1_000)
 
 
 def test_a_message_that_is_too_large_is_refused() -> None:

@@ -346,8 +346,8 @@ async def test_owners_that_wait_for_room_take_turns() -> None:
     node = crowded()
     await make_topic(node)
     publisher = node.broker.publisher
-    for _ in range(7):
-        publisher.submit(batch("t", bytes(100_000)))
+    for owner in (*["flooder"] * 6, "quiet"):
+        publisher.submit(batch("t", bytes(100_000)), owner=owner)
     order: list[str] = []
 
     async def wait(owner: str, size: int) -> None:
@@ -362,6 +362,26 @@ async def test_owners_that_wait_for_room_take_turns() -> None:
     await soon(asyncio.gather(*waiting))
     # The first of the flooder's had its turn already, and waited for room.
     assert order == ["flooder", "quiet", "quiet", *["flooder"] * 9]
+
+
+@on_loop
+async def test_an_owner_with_nothing_in_flight_passes_those_that_wait() -> None:
+    node = crowded()
+    await make_topic(node)
+    publisher = node.broker.publisher
+    for size in (*[100_000] * 7, 60_000):
+        publisher.submit(batch("t", bytes(size)), owner="flooder")
+    waiting = [asyncio.create_task(publisher.room(60_000, 60, "flooder")) for _ in range(3)]
+    await turns()
+    await soon(publisher.room(1_000, 60, "quiet"))
+    publisher.submit(batch("t", bytes(1_000)), owner="quiet")
+    # But not with one after the other, nor with much, nor beyond what memory has.
+    for owner, size in (("quiet", 1_000), ("large", 70_000), ("other", 50_000)):
+        with pytest.raises(FlowControl):
+            await soon(publisher.room(size, 0.01, owner))
+    await turns()
+    node.consensus.commit()
+    await soon(asyncio.gather(*waiting))
 
 
 @on_loop

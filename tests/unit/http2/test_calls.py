@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -406,6 +407,16 @@ async def test_a_reset_before_the_handler_began_leaves_no_trace() -> None:
 
 
 @on_loop
+async def test_a_reset_before_a_unary_handler_began_closes_its_coroutine() -> None:
+    begun = [echo_later(b"x", None)]  # type: ignore[arg-type] # it does not look at the call
+    client = Client(Unary(lambda *_: begun[0]))
+    client.call(b"x")
+    client.send(http2.rst_stream(1))
+    await turns()
+    assert inspect.getcoroutinestate(begun[0]) == inspect.CORO_CLOSED
+
+
+@on_loop
 async def test_a_deadline_ends_the_call_and_its_handler() -> None:
     async with waiting() as (client, seen):
         client.open(1, block=http2.call_headers("/s/M", ("grpc-timeout", "100m")))
@@ -553,7 +564,77 @@ async def test_a_reader_that_waits_may_take_small_requests_as_they_come() -> Non
     for _ in range(100):
         client.send(http2.data(1, http2.grpc_message(bytes(500))))
     assert len(taken) == 102
-    assert client.connection.received_bytes == 0
+    # In pieces, or padded, they are taken as well, or read.
+    split = http2.grpc_message(b"split")
+    client.send(http2.data(1, split[:7]) + http2.data(1, split[7:]))
+    client.send(http2.data(1, b"\x02" + http2.grpc_message(b"padded") + b"\0\0", 8))  # PADDED
+    await turns()
+    assert [*taken, *read][-2:] == [b"split", b"padded"]
+    connection, stream = client.connection, client.connection.streams[1]
+    assert connection.received_bytes == 0
+    window = connection._receive_window + connection._uncredited
+    assert window == LIMITS.connection_window_bytes
+    assert stream.receive_window + stream._uncredited_bytes == 10_000
+
+
+@pytest.mark.parametrize("piece", [16_384, 16_385, 20_000, 33_333, 65_536])
+@on_loop
+async def test_large_requests_may_be_cut_anywhere_between_large_pieces(piece: int) -> None:
+    read: list[bytes] = []
+
+    async def serve(call: Call) -> None:
+        while (message := await call.read()) is not None:
+            read.append(message)
+
+    client = Client(Streaming(serve))
+    client.open(1)
+    await turns()
+    sent = [bytes([at]) * (10_007 * at) for at in range(1, 12)]
+    content = b"".join(map(http2.grpc_message, sent))
+    parts = [content[at : at + 16_384] for at in range(0, len(content), 16_384)]
+    # Other frames stand between them.
+    stream = b"".join(http2.data(1, part) + http2.ping(b"12345678") for part in parts[:-1])
+    stream += http2.data(1, parts[-1], END)
+    for at in range(0, len(stream), piece):
+        client.send(stream[at : at + piece])
+        await turns()
+    assert read == sent
+    assert client.connection._rest == b""
+
+
+@on_loop
+async def test_a_cut_frame_that_is_too_large_ends_the_connection() -> None:
+    client = Client(Streaming(echo_stream))
+    client.open(1)
+    await turns()
+    frame = http2.data(1, bytes(16_385))
+    client.send(frame[:100])
+    client.send(frame[100:] + bytes(20_000))
+    assert client.connection.is_closed
+    assert client.connection.has_failed
+
+
+@on_loop
+async def test_a_small_request_beyond_the_window_or_its_length_is_a_fault() -> None:
+    async def serve(call: Call) -> None:
+        while await call.read(lambda _: True) is not None:
+            pass
+
+    message = http2.data(1, http2.grpc_message(bytes(500)))
+    client = Client(Streaming(serve), replace(LIMITS, stream_window_bytes=10_000))
+    client.open(1)
+    await turns()
+    client.connection.streams[1].receive_window = 504
+    client.send(message)
+    assert ErrorCode.FLOW_CONTROL_ERROR in {
+        int.from_bytes(one.payload, "big")
+        for one in client.frames()
+        if one.kind == http2.RST_STREAM
+    }
+    client.open(3, block=http2.call_headers("/s/M", ("content-length", "600")))
+    await turns()
+    client.send(http2.data(3, http2.grpc_message(bytes(500))) * 2)
+    assert [one.stream_id for one in client.frames() if one.kind == http2.RST_STREAM] == [3]
 
 
 @on_loop

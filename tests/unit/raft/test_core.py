@@ -331,3 +331,47 @@ def test_a_node_alone_elects_itself_and_commits_what_it_has_synced() -> None:
     made.perform(ready)
     assert not made.tick().commit
     assert made.sync().commit == 2
+
+
+# -- a leader whose disk stands still --------------------------------------------------------------
+
+
+def stalled_leader(*members_ahead: str) -> Made:
+    """Its no-op is not synced for as long as the leader of a lost majority would lead; these nodes
+    have it.
+    """
+    made = Made(1)
+    made.log.sync()
+    made.core.synced(made.log.durable_index, made.now_s)
+    made.perform(made.lead())
+    for _ in range(3):
+        made.now_s += TIMING.fallback_s / 2.5
+        for peer_id in "bc":
+            has_noop = peer_id in members_ahead
+            answer = AppendAnswer(next_index=4 if has_noop else 3, success=True)
+            made.step(peer_id, 2, append_answer=answer)
+    return made
+
+
+def test_a_leader_whose_disk_stands_still_while_others_go_on_asks_one_of_them_and_steps_down() -> (
+    None
+):
+    made = stalled_leader("b", "c")
+    ready = made.tick()
+    assert ("b", "timeout_now") in kinds(ready)
+    assert ready.role == Leadership(Role.FOLLOWER, 2, None)
+    assert ready.vote is None  # nothing that would have to wait for the disk
+
+
+def test_a_leader_goes_on_when_the_disks_of_others_stand_still_too() -> None:
+    made = stalled_leader("b")
+    assert made.tick().role is None
+    assert made.core.role == Role.LEADER
+
+
+def test_a_leader_whose_disk_is_slow_goes_on() -> None:
+    made = stalled_leader("b", "c")
+    made.sync()
+    made.propose(b"x")
+    assert made.tick().role is None
+    assert made.core.role == Role.LEADER

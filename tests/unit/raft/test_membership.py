@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from mq.errors import MessagesDamaged
 from mq.raft.membership import Membership, checkpoint_entry, read_members
 from mq.store.commitlog import CommitLog, NewEntry
-from mq.store.format import Kind
-from mq.wire.v1.log_pb2 import Checkpoint
+from mq.store.format import HEADER_BYTES, Kind
+from mq.wire.v1.log_pb2 import Checkpoint, TopicQueues
 from mq.wire.v1.raft_pb2 import CheckpointMembers, Roster
 from tests.support.faulty_vfs import FaultyVfs
 
@@ -45,7 +48,7 @@ def open_log_on(vfs: FaultyVfs, segment_bytes: int) -> CommitLog:
 
 
 def roll(log: CommitLog, members: Mapping[str, str], term: int = 1) -> int:
-    state = Checkpoint(broker_state=b"state").SerializeToString()
+    state = [Checkpoint(topics=[TopicQueues(topic="t")], broker_state=b"state").SerializeToString()]
     return log.roll(checkpoint_entry(state, members, term=term, stored_at_ms=0)).raft_index
 
 
@@ -56,7 +59,7 @@ def made(log: CommitLog) -> tuple[Membership, Links]:
 
 def roster(index: int, members: Mapping[str, str]) -> Roster:
     told = CheckpointMembers.FromString(
-        checkpoint_entry(b"", members, term=0, stored_at_ms=0).payload[1]  # type: ignore[arg-type]
+        checkpoint_entry([], members, term=0, stored_at_ms=0).payload[0]  # type: ignore[arg-type]
     )
     return Roster(checkpoint_index=index, members=told.members)
 
@@ -95,6 +98,22 @@ def test_former_members_are_linked_until_the_change_is_committed() -> None:
     assert set(links.peers) == {"b", "c"}
     assert not membership.refresh(index)
     assert set(links.peers) == {"b"}
+
+
+def test_a_new_segment_does_not_read_the_checkpoint_of_the_one_before_which_may_have_rotted() -> (
+    None
+):
+    vfs = FaultyVfs(1)
+    log = open_log_on(vfs, 1 << 16)
+    roll(log, THREE)
+    membership, links = made(log)
+    membership.refresh(1)
+    index = roll(log, TWO)
+    vfs.flip_bit(f"/data/log/{0:020d}.log", HEADER_BYTES + 1)
+    with pytest.raises(MessagesDamaged):
+        read_members(log, 1)
+    assert membership.refresh(index - 1)
+    assert set(links.peers) == {"b", "c"}
 
 
 def test_a_change_that_is_known_to_be_committed_has_no_former_members() -> None:

@@ -27,8 +27,8 @@ class Machine:
         self.is_full = False
         self.contexts: list[tuple[int, object]] = []
 
-    def checkpoint_payload(self) -> bytes:
-        return b""
+    def checkpoint_payload(self) -> list[bytes]:
+        return [b""]
 
     def check_writable(self) -> None:
         if self.is_full:

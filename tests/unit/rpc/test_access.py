@@ -18,6 +18,7 @@ from mq.errors import PermissionDenied
 from mq.http2.calls import CallAborted
 from mq.rpc import services
 from mq.rpc.access import Rules, any_caller, open_to_all
+from mq.rpc.clients import Clients
 from mq.rpc.context import StreamHandler
 from mq.rpc.methods import Dispatcher
 from mq.rpc.producer import ProducerService
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 # Lists, and what is found by an id: they are checked when it is known what is found.
 CHECKED_BY_THE_SERVICE = {
-    *("ListTopics", "ListGroups", "ListTransactions", "GetMessage"),
+    *("ListTopics", "ListGroups", "ListTransactions", "GetMessage", "TraceMessage"),
     *("WhoAmI", "ChangeAccess", "DescribeAccess", "CheckAccess"),
 }
 
@@ -112,7 +113,8 @@ class Scene:
         self.rules = Rules(self.node.broker)
         producer = ProducerService(self.node.broker, "set-0", self.rules)
         identity = Identity("mq", "set-0", "node-0")
-        table = services.table(self.node.broker, identity, control, self.rules, producer)
+        clients = Clients(self.node.broker, [])
+        table = services.table(self.node.broker, identity, control, self.rules, producer, clients)
         self.methods = {
             f"{one.descriptor.name}/{row.name}": row for one in table for row in one.methods
         }
@@ -237,24 +239,43 @@ async def test_a_superuser_is_denied_nothing() -> None:
 
 # What a caller may do with one line alone; everything else stays denied.
 ONE_LINE = [
-    ("allow publish topic orders", {"Send", "Recall", "Route", "DescribeTopic", "FindOffsets"}),
+    (
+        "allow publish topic orders",
+        {"Send", "Recall", "Route", "DescribeTopic", "FindOffsets", "ListScheduled"},
+    ),
     (
         "allow consume topic orders",
-        {"Pull", "QueryMessages", "BrowseMessages", "Route", "DescribeTopic", "FindOffsets"},
+        {
+            *("Pull", "QueryMessages", "BrowseMessages", "Route", "DescribeTopic", "FindOffsets"),
+            "ListScheduled",
+        },
     ),
     (
         "allow consume group billing",
         {
             *("Heartbeat", "Leave", "CommitOffsets", "QueryOffsets", "Ack", "Nack"),
-            *("ChangeInvisible", "DescribeGroup", "ListDeadLetters"),
+            *("ChangeInvisible", "DescribeGroup", "ListDeadLetters", "ListLeases"),
         },
     ),
-    ("allow describe topic *", {"Route", "DescribeTopic", "FindOffsets"}),
-    ("allow describe group *", {"QueryOffsets", "DescribeGroup"}),
-    ("allow create topic orders", {"CreateTopic", "Route", "DescribeTopic", "FindOffsets"}),
-    ("allow delete topic orders", {"DeleteTopic", "Route", "DescribeTopic", "FindOffsets"}),
+    ("allow describe topic *", {"Route", "DescribeTopic", "FindOffsets", "ListScheduled"}),
+    ("allow describe group *", {"QueryOffsets", "DescribeGroup", "ListLeases"}),
+    (
+        "allow create topic orders",
+        {"CreateTopic", "Route", "DescribeTopic", "FindOffsets", "ListScheduled"},
+    ),
+    (
+        "allow delete topic orders",
+        {"DeleteTopic", "Route", "DescribeTopic", "FindOffsets", "ListScheduled"},
+    ),
+    (
+        "allow alter topic orders",
+        {
+            *("AlterTopic", "Route", "DescribeTopic", "FindOffsets", "ListScheduled"),
+            "RecallScheduled",
+        },
+    ),
     ("allow alter cluster members", {"AddMember", "RemoveMember", "TransferLeadership"}),
-    ("allow describe cluster *", {"BrokerStatus", "GetConfig"}),
+    ("allow describe cluster *", {"BrokerStatus", "GetConfig", "CountScheduled", "ListClients"}),
 ]
 
 

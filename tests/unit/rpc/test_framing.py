@@ -15,7 +15,13 @@ from mq.broker.queue import Queue
 from mq.broker.receive.grants import GrantedRun
 from mq.broker.receive.leases import lease_bytes
 from mq.errors import IllegalRequest
-from mq.rpc.framing import delivery, pull_response, read_publish, receive_response
+from mq.rpc.framing import (
+    delivery,
+    pull_response,
+    read_publish,
+    read_single,
+    receive_response,
+)
 from mq.store.reading import ReadResult, Run, Status
 from mq.wire.v1 import consumer_pb2 as pb
 from mq.wire.v1.message_pb2 import Batch, Message
@@ -91,6 +97,76 @@ def test_malformed_protobuf_is_never_read_as_another_message() -> None:
         assert len(found.batches) == len(expected.batches), data
         compared += 1
     assert compared > 100
+
+
+SINGLES = st.builds(
+    lambda request_id, topic, queue_id, body, tag: PublishRequest(
+        request_id=request_id,
+        batches=[Batch(topic=topic, queue_id=queue_id, messages=[Message(body=body, tag=tag)])],
+    ),
+    st.sampled_from([0, 1, 127, 128, 1 << 21, (1 << 63) - 1]),
+    st.text(min_size=1, max_size=31),
+    st.sampled_from([0, 1, 127, 128, 15_617]),
+    st.sampled_from([0, 1, 119, 121, 123, 125, 127, 128, 200, 8_000]).map(bytes),
+    st.sampled_from(["", "red"]),
+)
+
+
+def check_single(data: bytes) -> None:
+    found = read_single(data)
+    assert found is not None, data
+    id_field, queue_fields, frame = found
+    request = PublishRequest.FromString(data)
+    batch = Batch.FromString(queue_fields + frame)
+    again = PublishRequest.FromString(id_field)
+    again.batches.append(batch)
+    assert (request, len(batch.messages)) == (again, 1), data
+    queue = Batch.FromString(queue_fields)
+    assert (queue.topic, queue.queue_id) == (batch.topic, batch.queue_id)
+    # Stored as it stands, so its length is written as protobuf would.
+    assert Batch(messages=batch.messages).SerializeToString()[:3] == frame[:3]
+
+
+@given(SINGLES)
+def test_a_request_of_one_message_is_read_as_protobuf_reads_it(request: PublishRequest) -> None:
+    check_single(request.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PublishRequest(request_id=1),
+        PublishRequest(batches=[Batch(topic="t")]),
+        PublishRequest(batches=[Batch(topic="t", messages=[Message()] * 2)]),
+        PublishRequest(batches=[Batch(topic="t", messages=[Message()])] * 2),
+        PublishRequest(ack=1, batches=[Batch(topic="t", messages=[Message()])]),  # type: ignore[arg-type]
+        PublishRequest(batches=[Batch(messages=[Message(body=b"x")])]),
+        PublishRequest(batches=[Batch(topic="t", delay_ms=5, messages=[Message()])]),
+        PublishRequest(batches=[Batch(topic="t", sequence=5, messages=[Message()])]),
+        PublishRequest(batches=[Batch(topic="t", tag_hashes=[1], messages=[Message()])]),
+        PublishRequest(batches=[Batch(topic="t", messages=[Message(body=bytes(20_000))])]),
+    ],
+)
+def test_a_request_of_something_else_is_none_of_one_message(request_: PublishRequest) -> None:
+    assert read_single(request_.SerializeToString()) is None
+
+
+def test_a_damaged_request_of_one_message_is_never_read_as_another() -> None:
+    rng, compared = random.Random(2), 0
+    for _ in range(10_000):
+        batch = Batch(topic="topic", queue_id=rng.choice([0, 1, 300, 15_617]))
+        batch.messages.add(body=bytes(rng.choice([0, 3, 119, 121, 123, 128, 300])))
+        good = PublishRequest(request_id=rng.getrandbits(rng.choice([1, 8, 64])), batches=[batch])
+        data = mutate(good.SerializeToString(), rng)
+        if read_single(data) is None:
+            continue
+        try:
+            PublishRequest.FromString(data)
+        except DecodeError:
+            continue  # its topic or its message is damaged, and both are parsed
+        check_single(data)
+        compared += 1
+    assert compared > 300
 
 
 # -- answers ---------------------------------------------------------------------------------------

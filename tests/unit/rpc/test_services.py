@@ -15,6 +15,7 @@ from mq.http2.calls import CallAborted
 from mq.http2.status import Status
 from mq.rpc import methods, services
 from mq.rpc.access import Rules, any_caller
+from mq.rpc.clients import Clients
 from mq.rpc.context import StreamHandler, UnaryHandler
 from mq.rpc.methods import Answer, Dispatcher, Method, stream, unary
 from mq.rpc.producer import ProducerService
@@ -47,7 +48,7 @@ def table(node: Node) -> list[services.Service]:
     rules = Rules(node.broker)
     producer = ProducerService(node.broker, "set-0", rules)
     identity = Identity("mq", "set-0", "node-0")
-    return services.table(node.broker, identity, control, rules, producer)
+    return services.table(node.broker, identity, control, rules, producer, Clients(node.broker, []))
 
 
 def fields(message: Any) -> set[tuple[str, int]]:

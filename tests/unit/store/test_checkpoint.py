@@ -148,7 +148,7 @@ def test_an_entry_gives_each_queue_its_end_as_start(
     queues: list[QueueExtent], broker_state: bytes
 ) -> None:
     payload = checkpoint.encode_entry(queues, broker_state)
-    found, state = checkpoint.decode_entry(memoryview(payload))
+    found, state = checkpoint.decode_entry(memoryview(b"".join(payload)))
     assert found == [extent._replace(start=extent.end) for extent in sorted(queues)]
     assert state == broker_state
 

@@ -433,6 +433,35 @@ def test_dropped_segments_stay_away_and_the_active_one_stays(
     assert len(files(vfs)) == 2 * len(log.segments())
 
 
+@pytest.mark.parametrize("are_removed", [False, True])
+def test_released_segments_are_out_of_the_log_at_once_and_their_files_go_later(
+    log: CommitLog, vfs: FaultyVfs, are_removed: bool
+) -> None:
+    everything = content(log)
+    log.release_front(1)
+    log.release_front(1)
+    assert content(log) == everything[6:]
+    assert len(files(vfs)) == 6
+    if are_removed:
+        log.remove_released()
+        assert len(files(vfs)) == 2
+    vfs.crash(0, keep=0)
+    # If it came before they were gone, they are to be dropped again.
+    assert content(open_log(vfs)) == everything[6 if are_removed else 0 :]
+
+
+def test_a_log_that_starts_over_leaves_no_released_segment_behind(
+    log: CommitLog, vfs: FaultyVfs
+) -> None:
+    log.release_front(2)
+    log.start_over(100, 10_000)
+    log.roll(checkpoint(b"of another log"))
+    log.sync()
+    vfs.crash(0, keep=0)
+    log = open_log(vfs)
+    assert (log.first_index, log.last_index, log.start_offset) == (100, 100, 10_000)
+
+
 def test_nothing_is_dropped_before_what_stays_is_durable(vfs: FaultyVfs) -> None:
     log = new_log(vfs)
     append(log, b"a")

@@ -94,6 +94,16 @@ def test_a_region_is_what_stands_in_one_segment_and_fits(log: CommitLog) -> None
         assert log.region(ref.raft_index, 1 << 60).last_index == segment_end
 
 
+def test_behind_a_region_of_old_entries_the_disk_is_asked_to_read_ahead(
+    log: CommitLog, vfs: FaultyVfs
+) -> None:
+    log.region(8, 1 << 20)
+    assert vfs.asked_ahead == []
+    region = log.region(1, 60)
+    (old, _, _) = log.segments()
+    assert vfs.asked_ahead == [(old.path, len(region.data), 4 << 20)]
+
+
 def test_a_region_is_one_read(log: CommitLog, vfs: FaultyVfs) -> None:
     append(log, *[b"x" * 10] * 50)
     vfs.fail("pread", ".log", after=1, times=1 << 30)

@@ -197,14 +197,14 @@ def test_renames_lost_in_the_middle_leave_one_name() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_write_file_atomically_leaves_the_old_or_the_new(seed: int) -> None:
     vfs = faulty_with_data()
-    write_file_atomically(vfs, "/data/a", b"o" * 2000)
+    write_file_atomically(vfs, "/data/a", [b"o" * 2000])
     for operation in ("pwritev", "sync", "replace", "sync_dir"):
         vfs.fail(operation, "/data")
         with pytest.raises(OSError, match="error"):
-            write_file_atomically(vfs, "/data/a", b"n" * 3000)
+            write_file_atomically(vfs, "/data/a", [b"n" * 3000])
         vfs.crash(seed)
         assert vfs.read_all("/data/a") in {b"o" * 2000, b"n" * 3000}
-    write_file_atomically(vfs, "/data/a", b"m" * 3000)
+    write_file_atomically(vfs, "/data/a", [b"m" * 3000])
     vfs.crash(seed, keep=0)
     assert vfs.read_all("/data/a") == b"m" * 3000
 

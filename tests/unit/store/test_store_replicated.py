@@ -153,8 +153,8 @@ def test_a_segment_that_raft_opens_has_the_state_and_the_members() -> None:
     vfs = FaultyVfs()
     store = open_store(vfs, broker_state=lambda: b"state of the broker")
     sent = fill(store, 2)
-    payload = store.checkpoint_payload() + members_field()
-    entry = NewEntry(Kind.CHECKPOINT, 3, NOW_MS, [payload])
+    payload = [*store.checkpoint_payload(), members_field()]
+    entry = NewEntry(Kind.CHECKPOINT, 3, NOW_MS, payload)
     ref = store.log.roll(entry)
     assert apply_through(store, ref.raft_index) == [Applied(ref, [], [])]
     assert store.drop_front(99).segments == 2

@@ -65,14 +65,15 @@ class World:
         wanted = spec(member_id, mode, **fields)
         filters = {topic: compile_filter(Filter()) for topic in wanted.subscriptions}
         claims = {
-            queue: self.groups.claim("g", queue, at) for queue, at in (positions or {}).items()
+            queue: self.groups.claim("g", wanted, queue, at)
+            for queue, at in (positions or {}).items()
         }
         return self.groups.subscribe("g", wanted, filters, CacheLimits(), start, claims)
 
     def hand_over(self, one: Subscriber) -> frozenset[Queue]:
         """Lets go of whatever left its assignment; what that is."""
         leaving = frozenset(one._leaving)
-        self.groups.released(one, leaving)
+        self.groups.released(one, {queue: one._leaving[queue].told_epoch for queue in leaving})
         return leaving
 
     def assigned(self, member_id: str) -> frozenset[Queue]:

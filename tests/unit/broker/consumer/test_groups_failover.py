@@ -15,6 +15,8 @@ from tests.unit.broker.consumer.group_scene import (
     ALL,
     EXPIRES_MS,
     World,
+    drain,
+    last_assignment,
     t,
     world,
 )
@@ -105,7 +107,7 @@ async def test_a_leader_that_steps_down_sends_its_members_to_the_next() -> None:
     assert (here.groups.member_count, len(here.node.broker.arrivals)) == (0, 0)
     here.groups.unsubscribe(one, is_over=False)
     here.groups.progress(one, [Position(Queue("t", 0), 0, 0)])
-    here.groups.released(one, ALL)
+    here.groups.released(one, dict.fromkeys(ALL))
 
 
 @on_loop
@@ -141,3 +143,40 @@ async def test_a_group_that_this_leader_has_met_does_not_wait_again() -> None:
     assert one.queues == ALL
     here.groups.unsubscribe(one, is_over=True)
     assert here.subscribe("second").queues == ALL
+
+
+# -- a log that a power loss made shorter ----------------------------------------------------------
+
+
+def elect_again(here: World) -> None:
+    here.node.consensus.depose()
+    here.node.broker.tick()
+    here.node.consensus.elect()
+    here.node.broker.tick()
+
+
+@on_loop
+async def test_new_messages_at_the_offsets_of_lost_ones_are_delivered() -> None:
+    here = await world()
+    queue = Queue("t", 0)
+    await here.node.send("t", b"1", b"2")
+    elect_again(here)
+    # The member has had five; three of them are gone, and their offsets are those of others.
+    await here.node.send("t", b"new 3", b"new 4", b"new 5", b"new 6")
+    one = here.subscribe("m", positions={queue: 5})
+    assert last_assignment(await drain(one))[queue].queue_offset == 0
+
+
+@on_loop
+async def test_a_member_goes_on_behind_what_it_has_of_a_former_leader() -> None:
+    here = await world()
+    queue = Queue("t", 0)
+    await here.node.send("t", b"1", b"2", b"3")
+    elect_again(here)
+    await here.node.send("t", b"4")
+    one = here.subscribe("m", positions={queue: 3})
+    assert last_assignment(await drain(one))[queue].queue_offset == 3
+    here.groups.unsubscribe(one, is_over=False)
+    # What this leader has sent counts as well.
+    again = here.subscribe("m", positions={queue: 4})
+    assert last_assignment(await drain(again))[queue].queue_offset == 4

@@ -117,7 +117,7 @@ async def test_the_next_member_starts_where_the_last_one_was_also_at_a_new_leade
     here, one, place = await moving(mode)
     moved = place.queue
     here.groups.progress(one, [place])
-    here.groups.released(one, [moved])
+    here.groups.released(one, {moved: None})
     locks = here.node.machine.state.offsets.locks
     await eventually(lambda: moved in here.assigned("B") or locks("g").get(moved) == "B")
     assert here.node.committed("g")[moved] == 4
@@ -128,7 +128,7 @@ async def test_the_next_member_starts_where_the_last_one_was_also_at_a_new_leade
 async def test_a_queue_may_come_back_while_its_release_is_written(mode: int) -> None:
     here, one, place = await moving(mode)
     here.groups.progress(one, [place])
-    here.groups.released(one, [place.queue])
+    here.groups.released(one, {place.queue: place.epoch})
     here.groups.leave("g", "B")
     await eventually(lambda: here.assigned("A") == ALL)
     await turns()

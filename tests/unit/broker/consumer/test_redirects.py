@@ -300,7 +300,7 @@ async def test_a_redirected_queue_may_leave_and_come_back() -> None:
     assert out.positions == [Position(A, 80, 1)]
     assert await found.offsets() == list(range(80, COUNT))
     found.one.assign(4, {})
-    assert found.one.released([A]) == [A]
+    assert found.one.released({A: None}) == [A]
 
 
 @on_loop

@@ -286,9 +286,9 @@ async def test_a_queue_that_leaves_can_be_finished_and_released() -> None:
     await one.node.send("t", b"more")
     await one.nothing()
     assert one.done(7) == {A: 7}
-    assert one.subscriber.released([A, B, Queue("t", 9)]) == [A]
+    assert one.subscriber.released({A: 0, B: 0, Queue("t", 9): 0}) == [A]
     assert one.done(8) == {}, "it is not its own any more"
-    assert one.subscriber.released([A]) == []
+    assert one.subscriber.released({A: 0}) == []
 
 
 @on_loop
@@ -300,7 +300,47 @@ async def test_a_move_of_a_queue_that_leaves_makes_its_last_reports_void() -> No
     one.subscriber.assign(2, {})
     one.subscriber.move({A: 3, B: 0})
     assert one.done(7) == {}
-    assert one.subscriber.released([A]) == [A]
+    assert one.subscriber.released({A: 0}) == [A]
+
+
+@on_loop
+async def test_the_release_of_an_earlier_epoch_does_not_release_a_queue_that_came_back() -> None:
+    one = await stream({A: 10})
+    for generation, epoch in ((1, 0), (3, 1)):
+        one.subscriber.assign(generation, {A: 0})
+        assert (await one.assigned()).positions == [Position(A, 0, epoch)]
+        await one.delivered()
+        one.subscriber.assign(generation + 1, {})
+        await one.assigned()
+    assert one.subscriber.released({A: 0}) == [], "it was on its way when the queue came back"
+    assert one.done(7, epoch=1) == {A: 7}
+    assert one.subscriber.released({A: 1}) == [A]
+
+
+@on_loop
+async def test_a_queue_that_came_and_left_untold_is_released_under_the_epoch_last_told() -> None:
+    one = await stream({A: 10})
+    one.subscriber.assign(1, {A: 0})
+    await one.assigned()
+    one.subscriber.assign(2, {})
+    await one.assigned()
+    one.subscriber.assign(3, {A: 0})
+    one.subscriber.move({A: 5})
+    one.subscriber.assign(4, {})
+    assert one.subscriber.released({A: 1}) == []
+    assert one.subscriber.released({A: 0}) == [A]
+
+
+@on_loop
+async def test_a_release_without_an_epoch_counts_for_any() -> None:
+    """As clients send it that do not know of epochs there."""
+    one = await stream({A: 10})
+    for generation in (1, 3):
+        one.subscriber.assign(generation, {A: 0})
+        await one.assigned()
+        one.subscriber.assign(generation + 1, {})
+        await one.assigned()
+    assert one.subscriber.released({A: None}) == [A]
 
 
 @on_loop
@@ -367,18 +407,23 @@ async def test_an_epoch_unknown_to_the_client_is_not_used_up() -> None:
 @on_loop
 async def test_a_claim_holds_until_the_first_assignment() -> None:
     one = await stream({A: 10})
-    one.subscriber.claim({A: claimed(5, 2, 10)})
+    one.subscriber.claim({A: claimed(5, 2, 10, 1.0)})
     one.subscriber.assign(1, {})
     one.subscriber.assign(2, {A: 2})
     (position,) = (await one.assigned()).positions
     assert (position.queue, position.queue_offset) == (A, 5)
-    # Not one of a topic that was made anew, which is shorter.
-    other = await stream({A: 10})
-    other.subscriber.claim({A: claimed(15, 2, 10)})
-    other.subscriber.assign(1, {A: 2})
-    assert (await other.assigned()).positions == [Position(A, 2, 1)]
+    # Not one of messages that are lost, or of a topic that was made anew, which is shorter: two
+    # epochs ahead the client drops what it has, also when it has to wait for the assignment.
+    for first in ({A: 2}, {}):
+        other = await stream({A: 10})
+        other.subscriber.claim({A: claimed(15, 2, 10, 1.0)})
+        other.subscriber.assign(1, first)
+        if not first:
+            await other.assigned()
+            other.subscriber.assign(2, {A: 2})
+        assert (await other.assigned()).positions == [Position(A, 2, 2)]
     late = await stream({A: 10})
-    late.subscriber.claim({A: claimed(5, 2, 10)})
+    late.subscriber.claim({A: claimed(5, 2, 10, 1.0)})
     late.subscriber.assign(1, {})
     await late.assigned()
     late.subscriber.assign(2, {A: 2})
@@ -388,7 +433,7 @@ async def test_a_claim_holds_until_the_first_assignment() -> None:
 @on_loop
 async def test_a_claim_counts_against_the_cache_and_can_be_finished() -> None:
     one = await stream({A: 10}, CacheLimits(messages=6))
-    one.subscriber.claim({A: claimed(5, 2, 10)})
+    one.subscriber.claim({A: claimed(5, 2, 10, 1.0)})
     assert one.done(4) == {A: 4}
     one.subscriber.assign(1, {A: 5})
     assert (await one.assigned()).positions == [Position(A, 5, 1)]

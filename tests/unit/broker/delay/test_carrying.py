@@ -32,7 +32,9 @@ async def retain(node: Node, policy: Policy = POLICY) -> int:
     if staying and broker.needs_log_before(staying):
         with store.ignoring_disk_limit():
             await broker.carry(staying)
-    return store.retain(policy, node.now_ms, broker.needs_log_before).segments
+    dropped = store.retain(policy, node.now_ms, broker.needs_log_before)
+    store.log.remove_released()
+    return dropped.segments
 
 
 @on_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
         with pytest.raises(IllegalConfig, match="chmod 600") as caught:
             read(path)
         assert "correct horse" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root can be made by root alone")
+def test_a_file_of_root_may_be_read_by_the_group_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Secret of Kubernetes: the volume is root's, and of the group of the pod."""
+    monkeypatch.setattr(os, "geteuid", lambda: 10_001)
+    assert first_admin(write(tmp_path / "secret", f"root:{KEY.text}", 0o440)).key == KEY
+    for mode in (0o444, 0o460):
+        with pytest.raises(IllegalConfig, match="chmod 600"):
+            first_admin(write(tmp_path / "open", f"root:{KEY.text}", mode))
 
 
 def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:

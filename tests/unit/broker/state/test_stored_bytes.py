@@ -129,7 +129,7 @@ def opening(replica: Replica, state: BrokerState, term: int = 1) -> None:
     """A checkpoint as another broker would write it."""
     queues = replica.store.queues.extents()
     payload = checkpoint.encode_entry(queues, state.SerializeToString(deterministic=True))
-    replica.store.log.roll(NewEntry(Kind.CHECKPOINT, term, 5_000, [payload]))
+    replica.store.log.roll(NewEntry(Kind.CHECKPOINT, term, 5_000, payload))
 
 
 def older(replica: Replica) -> BrokerState:

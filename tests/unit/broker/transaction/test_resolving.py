@@ -15,8 +15,16 @@ from mq.broker.state.transactions import (
     TransactionOutcome,
     Transactions,
 )
-from mq.broker.transaction.resolving import Carry, CheckNow, End, Settled, Sweep, TransactionTurn
-from mq.errors import LogDamaged, MqError, TopicNotFound, TransactionNotFound
+from mq.broker.transaction.resolving import (
+    Carry,
+    CheckNow,
+    End,
+    Settled,
+    Sweep,
+    TransactionRequest,
+    TransactionTurn,
+)
+from mq.errors import MessagesDamaged, MqError, TopicNotFound, TransactionNotFound
 from mq.names import GIVE_UP_TOPIC
 from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import ChangeTransactions
@@ -35,6 +43,7 @@ class Scene:
         self.topics = {"t": 4, GIVE_UP_TOPIC: 1}
         self.priorities = 0
         self.damaged: set[int] = set()
+        self.lost: set[int] = set()
 
     def begin(self, at: int, queue_id: int = 0, body: bytes = b"x") -> int:
         one = batch("t", body, queue_id=queue_id, half=HALF)
@@ -47,8 +56,9 @@ class Scene:
         return TransactionTurn(self.transactions, self.read, self.find_topic, now_ms, bytes_max)
 
     def read(self, one: Transaction) -> Any:
-        if one.id in self.damaged:
-            raise LogDamaged("file", one.log_offset, "test", "none")
+        if one.id in self.damaged | self.lost:
+            place, is_lost = (one.log_offset, one.log_offset + 1), one.id in self.lost
+            raise MessagesDamaged("file", 0, "test", *place, is_lost=is_lost)
         return self.batches[one.id]
 
     def find_topic(self, name: str) -> Topic:
@@ -182,10 +192,10 @@ def test_questions_are_counted_then_it_is_given_up() -> None:
         now_ms += 30_000
     turn = scene.turn(now_ms)
     assert settled(turn.decide(Sweep())) == Settled()
-    assert "rolled back and is in" in refused(turn.decide(End(one, COMMIT)))
+    assert "it was given up" in refused(turn.decide(End(one, COMMIT)))
     assert list(scene.apply(turn).given_up) == [one]
     turn = scene.turn()
-    assert "rolled back and is in" in refused(turn.decide(End(one, COMMIT)))
+    assert "it was given up" in refused(turn.decide(End(one, COMMIT)))
     assert settled(turn.decide(End(one, ROLL_BACK))).before == Ended(TransactionOutcome.GIVEN_UP)
 
 
@@ -226,10 +236,36 @@ def test_one_that_cannot_be_read_delays_no_other_and_is_not_lost() -> None:
     assert list(scene.apply(turn).given_up) == [good]
     assert scene.transactions.open[bad].next_check_ms == 130_000
     turn = scene.turn(100_000)
-    assert isinstance(turn.decide(End(bad, COMMIT)), LogDamaged)
+    assert isinstance(turn.decide(End(bad, COMMIT)), MessagesDamaged)
     assert turn.decide(Carry(9_000)) == Settled()
     assert turn.entry() is None
     assert settled(turn.decide(End(bad, ROLL_BACK)))
+
+
+@pytest.mark.parametrize("request_", [End(0, COMMIT), Sweep(), Carry(9_000)])
+def test_one_that_no_node_can_read_is_over_with_the_first_attempt_to_use_it(
+    request_: TransactionRequest,
+) -> None:
+    scene = Scene()
+    lost, good = scene.begin(1_000), scene.begin(2_000)
+    for now_ms in (10_000, 50_000):
+        turn = scene.turn(now_ms)
+        turn.decide(Sweep())
+        scene.apply(turn)
+    scene.lost.add(lost)
+    turn = scene.turn(100_000)
+    if isinstance(request_, End):
+        answer = turn.decide(request_._replace(transaction_id=lost))
+        assert isinstance(answer, TransactionNotFound)
+        assert not answer.retryable
+        assert settled(turn.decide(End(good, COMMIT)))
+    else:
+        assert settled(turn.decide(request_))
+    assert lost in scene.apply(turn).given_up
+    assert lost not in scene.transactions.open
+    assert scene.transactions.ended[lost].outcome == TransactionOutcome.GIVEN_UP
+    # The same commit again is answered the same way.
+    assert isinstance(scene.turn().decide(End(lost, COMMIT)), TransactionNotFound)
 
 
 def test_a_commit_needs_its_topic_a_rollback_does_not() -> None:

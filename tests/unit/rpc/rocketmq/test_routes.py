@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from mq.errors import NotLeader
+from mq.rpc.access import Rules
 from mq.rpc.rocketmq.codes import Refused
-from mq.rpc.rocketmq.routes import accepted_types, brokers_of, check_type
+from mq.rpc.rocketmq.routes import Routes, accepted_types, brokers_of, check_type, is_listed
 from mq.wire.rocketmq import definition_pb2 as pb
-from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, TopicType
+from mq.wire.rocketmq.service_pb2 import QueryRouteRequest
+from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, TopicRoute, TopicType
+from tests.support.consensus import Node, on_loop
 
 
 def shown(*addresses: str, leader: str = "n1") -> list[tuple[str, int, list[str]]]:
@@ -53,3 +60,23 @@ def test_only_topics_with_a_type_refuse_others() -> None:
     check_type("t", TopicType.TOPIC_DELAYED, pb.DELAY)
     with pytest.raises(Refused, match="takes messages of type DELAY, not FIFO"):
         check_type("t", TopicType.TOPIC_DELAYED, pb.FIFO)
+
+
+def test_message_groups_wait_for_a_set_without_a_leader_and_other_sends_go_around_it() -> None:
+    leaderless = BrokerSet(name="b", nodes=[NodeRoute(node_id="b1", address="10.0.0.1:1")])
+    normal, ordered = TopicRoute(topic="n"), TopicRoute(topic="o", type=TopicType.TOPIC_ORDERED)
+    assert not is_listed(normal, leaderless, "a")
+    assert is_listed(normal, leaderless, "b")
+    assert is_listed(ordered, leaderless, "a")
+    assert is_listed(normal, BrokerSet(name="b", leader_id="b1"), "a")
+
+
+@on_loop
+async def test_a_broker_that_still_reads_its_log_gives_no_route_without_its_own_queues() -> None:
+    node = Node()
+    await node.topic("t")
+    node.consensus.depose()
+    calls: Any = None  # for topics that are created
+    call: Any = SimpleNamespace(topic=lambda _: "t")
+    with pytest.raises(NotLeader):
+        await Routes(node.broker, Rules(node.broker), calls).query_route(QueryRouteRequest(), call)

@@ -1,0 +1,1 @@
+"""The life of a message, read from the log."""
