@@ -10,7 +10,7 @@ import os
 from mq.client.public import SYNC, lazily
 
 # gRPC's own handlers of a fork crash the child now and then, and write to its stderr. Clients do
-# not survive a fork anyway, see `sync`. Must be set before gRPC is imported.
+# not survive a fork anyway, see `lifecycle`. Must be set before gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Otherwise gRPC writes a line to stderr for each handshake of TLS that fails; our errors say why.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -7,7 +7,6 @@ the batch was taken.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, overload
@@ -76,7 +75,9 @@ class MessageBatch(Sequence[ReceivedMessage]):
     @property
     def offsets(self) -> Sequence[int]:
         """The queue offset of each message."""
-        return self._column(self._runs.queue_offsets)
+        if isinstance(self._rows, range):
+            return self._runs.queue_offsets(self._start, self._end)
+        return [self._runs.queue_offset(row) for row in self._rows]
 
     def ack(self) -> None:
         """All messages are done, as by `Consumer.done`."""
@@ -125,40 +126,11 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     def to_arrow(self, *, with_properties: bool = False) -> pa.RecordBatch:
         """The messages as columns, see docs/ARROW.md. Needs `mq[arrow]`."""
-        from mq.client.arrow.polling import batch_columns  # noqa: PLC0415 # an extra
+        from mq.client.arrow.polling import joined_columns  # noqa: PLC0415 # an extra
 
-        return batch_columns(self, with_properties=with_properties)
-
-    # As bytes, for readers of whole columns
+        return joined_columns([self], with_properties=with_properties)
 
     @property
-    def data(self) -> bytes:
-        """The response, in which the frames of the messages stand."""
-        return self._runs.data
-
-    @property
-    def starts(self) -> array[int]:
-        """Where the frame of each message begins in `data`: 0x7A, varint length, Message."""
-        return array("q", self._column(self._runs.starts))
-
-    @property
-    def ends(self) -> array[int]:
-        """Where the frame of each message ends in `data`."""
-        return array("q", self._column(self._runs.ends))
-
-    @property
-    def queue_offsets(self) -> array[int]:
-        return array("q", self.offsets)
-
-    @property
-    def log_offsets(self) -> array[int]:
-        return array("q", self._column(self._runs.log_offsets))
-
-    @property
-    def stored_at_ms(self) -> array[int]:
-        return array("q", self._column(self._runs.stored_at_ms))
-
-    def _column(self, column: list[int]) -> list[int]:
-        if isinstance(self._rows, range):
-            return column[self._start : self._end]
-        return [column[row] for row in self._rows]
+    def runs(self) -> Runs:
+        """Its delivery, for readers of whole columns."""
+        return self._runs

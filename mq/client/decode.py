@@ -9,11 +9,13 @@ counted and passed over then; its neighbours come through. Knows nothing of grou
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import operator
+import struct
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lz4.frame
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # The tags of a run in a response, and of a frame in a run: field 15.
 _RUN = _FRAME = 0x7A
+# The tag of the body in a message.
+_BODY = 0x0A
 
 
 class Unreadable(NamedTuple):
@@ -48,78 +52,87 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-class Runs:
-    """Messages of one queue in a response, in the order of the queue and unopened. A message is
-    known by its row, its place among them; the columns have one element a message.
+class RunPlace(NamedTuple):
+    """Messages that stand together in the log: where they are in a response, unopened. `row` is the
+    place of the first one among all messages of the response, `queue_offset` that of the same one.
     """
 
-    __slots__ = (
-        "_first",
-        "_source",
-        "count",
-        "ends",
-        "log_offsets",
-        "queue_offsets",
-        "starts",
-        "stored_at_ms",
-    )
+    row: int
+    queue_offset: int
+    stored_at_ms: int
+    # The positions of the frames, and of the end of the last: a range if all have the same size.
+    starts: Sequence[int]
+    # The position of a frame and this are its log offset.
+    log_shift: int
 
-    def __init__(self, source: _Source, first: int = 0) -> None:
+    @property
+    def messages(self) -> int:
+        return len(self.starts) - 1
+
+
+_row = operator.attrgetter("row")
+_queue_offset = operator.attrgetter("queue_offset")
+
+
+class Runs:
+    """Messages of one queue in a response, in the order of the queue and unopened. A message is
+    known by its row, its place among them. What is told of all of them costs a step a run.
+    """
+
+    __slots__ = ("_first", "_places", "_source", "count")
+
+    def __init__(self, source: _Source, places: Sequence[RunPlace], first: int) -> None:
+        """Those of these runs from the row `first` of the response on."""
         self._source = source
-        # The place of the first one among all messages of the response.
+        self._places = places
         self._first = first
-        self.count = 0
-        # Where the frames stand in `data`.
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.queue_offsets: list[int] = []
-        self.log_offsets: list[int] = []
-        self.stored_at_ms: list[int] = []
-
-    def add(self, run: Run, end: int) -> None:
-        """The next run, which ends there in `data`: its frames are the last that it has. Raises
-        Internal if they are not where their sizes say.
-        """
-        sizes = list(run.frame_sizes)
-        if not sizes:
-            return
-        count, first = len(sizes), end - sum(sizes)
-        if first < 0 or self.data[first] != _FRAME:
-            raise unreadable("the frames of a run are not as long as their sizes say")
-        self.count += count
-        self.starts.append(first)
-        self.log_offsets.append(run.log_offset)
-        if count > 1:
-            del sizes[-1]
-            starts = list(accumulate(sizes, initial=first))
-            self.starts += starts[1:]
-            self.ends += starts[1:]
-            shift = run.log_offset - first
-            self.log_offsets += [start + shift for start in starts[1:]]
-        self.ends.append(end)
-        self.queue_offsets += range(run.queue_offset, run.queue_offset + count)
-        self.stored_at_ms += [run.stored_at_ms] * count
+        self.count = places[-1].row + places[-1].messages - first if places else 0
 
     @property
     def data(self) -> bytes:
         return self._source.data
 
+    def spans(self, start: int, end: int) -> Iterator[tuple[RunPlace, int, int]]:
+        """The runs of the rows [start, end), with the first and the end of their messages that are
+        among these.
+        """
+        at, end = self._first + start, self._first + end
+        number = bisect_right(self._places, at, key=_row) - 1
+        while at < end:
+            place = self._places[number]
+            to = min(end, place.row + place.messages)
+            yield place, at - place.row, to - place.row
+            at, number = to, number + 1
+
     def behind(self, queue_offset: int) -> Runs:
         """Without the messages before this one; may be empty."""
-        row = self.row(queue_offset)
-        rest = Runs(self._source, self._first + row)
-        rest.count = self.count - row
-        rest.starts, rest.ends = self.starts[row:], self.ends[row:]
-        rest.queue_offsets, rest.log_offsets = self.queue_offsets[row:], self.log_offsets[row:]
-        rest.stored_at_ms = self.stored_at_ms[row:]
-        return rest
+        return Runs(self._source, self._places, self._first + self.row(queue_offset))
 
     def row(self, queue_offset: int) -> int:
         """The row of the first message at this offset or behind it."""
-        return bisect_left(self.queue_offsets, queue_offset)
+        number = bisect_right(self._places, queue_offset, key=_queue_offset) - 1
+        if number < 0:
+            return 0
+        place = self._places[number]
+        row = place.row + min(queue_offset - place.queue_offset, place.messages)
+        return max(0, row - self._first)
+
+    def queue_offset(self, row: int) -> int:
+        place = self._places[bisect_right(self._places, self._first + row, key=_row) - 1]
+        return place.queue_offset + self._first + row - place.row
+
+    def log_offset(self, row: int) -> int:
+        place = self._places[bisect_right(self._places, self._first + row, key=_row) - 1]
+        return place.starts[self._first + row - place.row] + place.log_shift
+
+    def queue_offsets(self, start: int, end: int) -> list[int]:
+        found: list[int] = []
+        for place, at, to in self.spans(start, end):
+            found += range(place.queue_offset + at, place.queue_offset + to)
+        return found
 
     def frame_bytes(self, start: int, end: int) -> int:
-        return sum(self.ends[start:end]) - sum(self.starts[start:end])
+        return sum(place.starts[to] - place.starts[at] for place, at, to in self.spans(start, end))
 
     # Content
 
@@ -130,109 +143,284 @@ class Runs:
 
     def bodies(self, start: int, end: int) -> list[bytes]:
         """As they are stored. Of a response that is plain."""
-        found = self._source.bodies[self._first + start : self._first + end]
+        found = self._source.bodies(self.spans(start, end))
         if len(found) != end - start:
             raise unreadable("a run has not as many messages as frames")
         return found
 
     def messages(self, start: int, end: int) -> list[Message | Unreadable]:
         """As protobuf reads them, one by one."""
-        frames = zip(self.starts[start:end], self.ends[start:end], strict=True)
-        return [_parse(self.data[at:to]) for at, to in frames]
+        return [
+            _parse(self.data[place.starts[row] : place.starts[row + 1]])
+            for place, at, to in self.spans(start, end)
+            for row in range(at, to)
+        ]
+
+    def layout(self, place: RunPlace) -> Layout | None:
+        """How the messages of the run are alike; None if they are not."""
+        return self._source.layout(place)
+
+    def fields(self, place: RunPlace, start: int, end: int) -> list[bytes]:
+        """The fields of the messages [start, end) of the run, for `ReceivedMessage`: each is a
+        frame; or, where frames are alike, a Message without its body, which is the same object for
+        all of them if it can be. Of a response that is plain.
+        """
+        data, starts = self.data, place.starts
+        layout = self.layout(place)
+        if layout is not None and layout.tail is not None:
+            return [layout.tail] * (end - start)
+        if layout is not None:
+            tails = range(layout.tail_at, starts[-1], layout.size)[start:end]
+            own = layout.size - (layout.tail_at - starts[0])
+            return [data[at : at + own] for at in tails]
+        ends = itertools.islice(starts, start + 1, end + 1)
+        return [data[at:to] for at, to in zip(starts[start:end], ends, strict=True)]
+
+    def each(self) -> list[Runs]:
+        """Each run by itself."""
+        return [Runs(self._source, [one], one.row) for one in self._places]
 
     def close(self) -> None:
         """No more of them will be asked for soon."""
         self._source.close()
 
 
+# Fewer frames are not worth to be compared with one another, if runs are not long on average; and
+# more runs not to be probed alone.
+_ALIKE_MIN, _LONG_BYTES, _FEW_RUNS = 16, 4096, 4
+
+
+class Layout(NamedTuple):
+    """Frames of one size that begin with the same bytes, up to their bodies. Positions are those in
+    the first one.
+    """
+
+    size: int
+    body_at: int
+    body_bytes: int
+    tail_at: int
+    # What follows the body, if that is the same in all of them, readable, and no compression.
+    tail: bytes | None
+
+
+def _layout(data: bytes, starts: Sequence[int]) -> Layout | None:
+    """`starts` has the end of the last frame, too. Compares all at once: a slice with a step has
+    one byte of each frame.
+    """
+    if not isinstance(starts, range):
+        return None
+    count, first, end, size = len(starts) - 1, starts[0], starts[-1], starts.step
+    body_at = _body_at(data, first, size)
+    if body_at is None:
+        return None
+    body_bytes, body_at = varint.decode(data, body_at + 1)
+    tail_at = body_at + body_bytes
+    if tail_at > first + size or not _is_same(data, range(first, body_at), end, size, count):
+        return None
+    if tail_at < first + size and _FRAME in data[tail_at:end:size]:
+        return None  # would be taken for a frame
+    tail = data[tail_at : first + size]
+    is_same = _is_same(data, range(tail_at, first + size), end, size, count)
+    is_shared = is_same and _is_plain_tail(tail)
+    return Layout(size, body_at, body_bytes, tail_at, tail if is_shared else None)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_plain_tail(tail: bytes) -> bool:
+    """A message with this after its body can be read, and its body is as it was sent."""
+    try:
+        message = Message.FromString(tail)
+    except DecodeError:
+        return False
+    # An empty body is not written: one that is there would be the last, which counts.
+    return message.ByteSize() == len(tail) and not message.body and not message.compression
+
+
+# How many bodies are taken out at a time.
+_AT_ONCE = 64
+
+
+@functools.lru_cache(maxsize=1024)
+def _unpacker(before: int, body_bytes: int, behind: int, count: int) -> struct.Struct:
+    return struct.Struct(f"{before}x{body_bytes}s{behind}x" * count)
+
+
+def _unpack_bodies(
+    data: bytes, layout: Layout, starts: Sequence[int], start: int, end: int
+) -> list[bytes]:
+    """The bodies of the frames [start, end)."""
+    before = layout.body_at - starts[0]
+    shape = before, layout.body_bytes, layout.size - before - layout.body_bytes
+    found: list[bytes] = []
+    for row in range(start, end, _AT_ONCE):
+        found += _unpacker(*shape, min(_AT_ONCE, end - row)).unpack_from(data, starts[row])
+    return found
+
+
+def _is_same(data: bytes, positions: range, end: int, size: int, count: int) -> bool:
+    """Each of these bytes of the first frame is the same in all frames."""
+    return all(data[at:end:size] == data[at : at + 1] * count for at in positions)
+
+
+def _body_at(data: bytes, frame_at: int, frame_bytes: int) -> int | None:
+    """The position of the body field; None if a message does not begin with it."""
+    at = frame_at + _head_bytes(frame_bytes)
+    return at if at < len(data) and data[at] == _BODY else None
+
+
+def _head_bytes(frame_bytes: int) -> int:
+    """The bytes of a frame before its message."""
+    head = 2
+    while varint.width(frame_bytes - head) >= head:
+        head += 1
+    return head
+
+
 class _Source:
     """A response with runs."""
 
-    def __init__(self, data: bytes, kind: _Kind, *, is_sound: bool) -> None:
+    def __init__(self, data: bytes, kind: _Kind, places: list[RunPlace], *, is_sound: bool) -> None:
         self.data = data
         self._kind = kind
+        self._places = places
         # Protobuf reads all of it.
         self._is_sound = is_sound
-        self._bodies: list[bytes] | None = None
+        self._is_plain: bool | None = None
+        # By the rows of their first messages.
+        self._layouts: dict[int, Layout | None] = {}
+        self._bodies: dict[int, list[bytes]] = {}
 
-    @property
-    def bodies(self) -> list[bytes]:
-        """Of all messages of the response; kept until it is closed."""
-        if self._bodies is None:
-            response = self._kind.message.FromString(self.data)
-            runs = self._kind.runs(response)
-            self._bodies = [message.body for run in runs for message in run.messages]
-        return self._bodies
+    def layout(self, place: RunPlace) -> Layout | None:
+        if place.row not in self._layouts:
+            self._layouts[place.row] = _layout(self.data, place.starts)
+        return self._layouts[place.row]
+
+    def bodies(self, spans: Iterable[tuple[RunPlace, int, int]]) -> list[bytes]:
+        """Of a response that is plain. What protobuf has found is kept until it is closed."""
+        found: list[bytes] = []
+        for place, start, end in spans:
+            layout = self.layout(place)
+            if layout is not None and layout.tail is not None:
+                found += _unpack_bodies(self.data, layout, place.starts, start, end)
+                continue
+            if place.row not in self._bodies:
+                self._find_bodies()
+            found += self._bodies[place.row][start:end]
+        return found
 
     def close(self) -> None:
-        self._bodies = None
+        self._bodies = {}
 
-    @functools.cached_property
+    @property
     def is_plain(self) -> bool:
-        if not self._is_sound:
-            return False
+        if self._is_plain is None:
+            # The bodies will be asked for.
+            self._is_plain = self._is_sound and self._find_bodies()
+        return self._is_plain
+
+    def _find_bodies(self) -> bool:
+        """Those of runs whose messages are not alike. Returns False if one is compressed."""
+        others = [one for one in self._places if not self._is_alike(one)]
+        if len(others) <= _FEW_RUNS:
+            found = [self._probe(1, place.starts[0], place.starts[-1], [place]) for place in others]
+        else:
+            start = self._kind.head(self.data)
+            found = [self._probe(self._kind.depth, start, len(self.data), self._places)]
+        return all(found)
+
+    def _is_alike(self, place: RunPlace) -> bool:
+        """The messages of the run differ in their bodies only."""
+        layout = self.layout(place)
+        return layout is not None and layout.tail is not None
+
+    def _probe(self, depth: int, start: int, end: int, places: Sequence[RunPlace]) -> bool:
+        """Finds the bodies of these runs, which are all messages between `start` and `end`. Returns
+        False if one is compressed, or has a field that this client does not know.
+        """
         try:
-            probe = _probe_class().FromString(memoryview(self.data)[self._kind.head(self.data) :])
+            probe = _probe_class(depth).FromString(memoryview(self.data)[start:end])
         except DecodeError:
-            return False  # a message has a field that this client does not know
-        while probe.HasField("inner"):
+            return False
+        for _ in range(depth):
             probe = probe.inner
-            if any(probe.compression):
-                return False
+        if any(probe.compression):
+            return False
+        # In one list, they are those of the messages in their order if there are as many, and each
+        # message has one.
+        count = sum(one.messages for one in places)
+        is_each = len(probe.body) == count and all(map(self._have_bodies, places))
+        row = 0
+        for place in places:
+            if is_each:
+                self._bodies[place.row] = probe.body[row : row + place.messages]
+            else:
+                frames = Run.FromString(self.data[place.starts[0] : place.starts[-1]])
+                self._bodies[place.row] = [one.body for one in frames.messages]
+            row += place.messages
         return True
+
+    def _have_bodies(self, place: RunPlace) -> bool:
+        """Each message of the run begins with its body."""
+        data, starts = self.data, place.starts
+        if isinstance(starts, range):
+            body_at = _body_at(data, starts[0], starts.step)
+            return body_at is not None and _is_same(
+                data, range(body_at, body_at + 1), starts[-1], starts.step, place.messages
+            )
+        try:
+            # The length of a message has mostly one byte or two.
+            tags = [
+                data[
+                    at + (2 if to - at < 0x82 else 3 if to - at < 0x4003 else _head_bytes(to - at))
+                ]
+                for at, to in itertools.pairwise(starts)
+            ]
+        except IndexError:
+            return False  # the last message is empty
+        return tags.count(_BODY) == len(tags)
 
 
 class _Kind(NamedTuple):
     """A response that has runs: how protobuf names them, and where they stand in its bytes."""
 
     message: type[Any]
-    runs: Callable[[Any], Iterable[Any]]
+    runs: Callable[[Any], Sequence[Any]]
     # The start of the fields among which the runs are.
     head: Callable[[bytes], int]
+    # How deep the messages are in there.
+    depth: int
 
 
 _SUBSCRIBED = _Kind(
     SubscribeResponse,
     lambda response: response.delivery.runs,
     lambda data: varint.decode_length(data, 1)[1],
+    2,
 )
-_PULLED = _Kind(PullResponse, lambda response: response.runs, lambda _: 0)
-_RECEIVED = _Kind(ReceiveResponse, lambda response: [one.run for one in response.runs], lambda _: 0)
+_PULLED = _Kind(PullResponse, lambda response: response.runs, lambda _: 0, 2)
+_RECEIVED = _Kind(
+    ReceiveResponse, lambda response: [one.run for one in response.runs], lambda _: 0, 3
+)
 
 
 def parse_subscribe_response(data: bytes) -> tuple[SubscribeResponse, Runs]:
     """Raises Internal if more is broken than single messages."""
-    response, source, runs = _parse_runs(_SUBSCRIBED, data)
-    return response, _joined(source, runs)
+    return _parse_runs(_SUBSCRIBED, data)
 
 
 def parse_pull_response(data: bytes) -> tuple[PullResponse, Runs]:
     """As `parse_subscribe_response`."""
-    response, source, runs = _parse_runs(_PULLED, data)
-    return response, _joined(source, runs)
-
-
-def _joined(source: _Source, runs: Iterable[tuple[Run, int]]) -> Runs:
-    joined = Runs(source)
-    for run, end in runs:
-        joined.add(run, end)
-    return joined
+    return _parse_runs(_PULLED, data)
 
 
 def parse_receive_response(data: bytes) -> list[tuple[ReceivedRun, Runs]]:
-    """As `parse_subscribe_response`."""
-    response, source, runs = _parse_runs(_RECEIVED, data)
-    found: list[tuple[ReceivedRun, Runs]] = []
-    first = 0
-    for one, (run, end) in zip(response.runs, runs, strict=True):
-        found.append((one, Runs(source, first)))
-        found[-1][1].add(run, end)
-        first += found[-1][1].count
-    return found
+    """As `parse_subscribe_response`. Each run by itself: they are of several queues."""
+    response, runs = _parse_runs(_RECEIVED, data)
+    full = [one for one in response.runs if one.run.frame_sizes]
+    return list(zip(full, runs.each(), strict=True))
 
 
-def _parse_runs(kind: _Kind, data: bytes) -> tuple[Any, _Source, list[tuple[Run, int]]]:
-    """The response, and its runs with the position behind each."""
+def _parse_runs(kind: _Kind, data: bytes) -> tuple[Any, Runs]:
     is_sound = True
     try:
         response = kind.message.FromString(data)
@@ -241,17 +429,53 @@ def _parse_runs(kind: _Kind, data: bytes) -> tuple[Any, _Source, list[tuple[Run,
     try:
         if not is_sound:
             response = _raw_class(kind.message.DESCRIPTOR.name).FromString(data)
-        runs = list(kind.runs(response))
-        ends = _runs(data, _head_end(data, kind.head(data)))[1::2] if runs else ()
-        return (
-            response,
-            _Source(data, kind, is_sound=is_sound),
-            list(zip(runs, ends, strict=True)),
-        )
+        places: list[RunPlace] = []
+        if runs := kind.runs(response):
+            bounds = _runs(data, _head_end(data, kind.head(data)))
+            # Short runs among long ones are looked at as well: a delivery may end within a batch.
+            alike_min = 1 if len(data) > _LONG_BYTES * len(runs) else _ALIKE_MIN
+            row = 0
+            for run, start, end in zip(runs, bounds[::2], bounds[1::2], strict=True):
+                if count := len(run.frame_sizes):
+                    starts = None
+                    if count >= alike_min:
+                        starts = _even_starts(data, kind, start, end, count)
+                    places.append(_place(data, run, row, starts, end))
+                    row += count
     except IndexError:
         raise unreadable("it ends in the middle of a field") from None
     except (DecodeError, ValueError) as error:
         raise unreadable(error) from None
+    return response, Runs(_Source(data, kind, places, is_sound=is_sound), places, 0)
+
+
+def _even_starts(
+    data: bytes, kind: _Kind, start: int, end: int, count: int
+) -> Sequence[int] | None:
+    """The frames of a run, if they are of one size. The broker writes the sizes right
+    before the frames.
+    """
+    first = _head_end(data, start)
+    if kind is _RECEIVED:
+        first = _head_end(data, varint.decode_length(data, first + 1)[1])
+    sizes = data[first - 4 * count : first]
+    size = int.from_bytes(sizes[:4], "little")
+    if not size or sizes != sizes[:4] * count or first + size * count != end:
+        return None
+    return range(first, end + 1, size)
+
+
+def _place(data: bytes, run: Run, row: int, starts: Sequence[int] | None, end: int) -> RunPlace:
+    """Of a run that ends there: its frames are the last that it has. Raises Internal if they are
+    not where their sizes say.
+    """
+    if starts is None:
+        sizes = run.frame_sizes[:]
+        first = end - sum(sizes)
+        if first < 0 or data[first] != _FRAME:
+            raise unreadable("the frames of a run are not as long as their sizes say")
+        starts = list(itertools.accumulate(sizes, initial=first))
+    return RunPlace(row, run.queue_offset, run.stored_at_ms, starts, run.log_offset - starts[0])
 
 
 def unreadable(error: object) -> Internal:
@@ -285,23 +509,30 @@ def _raw_class(name: str) -> Any:
 
 
 @functools.cache
-def _probe_class() -> Any:
-    """Finds the compression of all messages of a response in one list. Runs and messages have the
-    same field number, and fields that are declared as one embedded message are merged:
+def _probe_class(depth: int) -> Any:
+    """Finds the bodies of all messages of a response in one list, and how they are compressed in
+    another: fields that are declared as one embedded message are merged. With a depth of 2:
 
-        message Probe { repeated int32 compression = 7; Probe inner = 15; }
+        message Probe0 { repeated bytes body = 1; repeated int32 compression = 7; }
+        message Probe1 { Probe0 inner = 15; }
+        message Probe2 { Probe1 inner = 15; }
     """
     field = descriptor_pb2.FieldDescriptorProto
-    compression = field(
-        name="compression", number=7, label=field.LABEL_REPEATED, type=field.TYPE_INT32
-    )
-    inner = field(name="inner", number=15, label=field.LABEL_OPTIONAL, type=field.TYPE_MESSAGE)
-    inner.type_name = ".mq.client.Probe"
-    pool = descriptor_pool.DescriptorPool()
     file = descriptor_pb2.FileDescriptorProto(name="probe.proto", package="mq.client")
-    file.message_type.add(name="Probe", field=[compression, inner])
+    file.message_type.add(
+        name="Probe0",
+        field=[
+            field(name="body", number=1, label=field.LABEL_REPEATED, type=field.TYPE_BYTES),
+            field(name="compression", number=7, label=field.LABEL_REPEATED, type=field.TYPE_INT32),
+        ],
+    )
+    for at in range(1, depth + 1):
+        inner = field(name="inner", number=15, label=field.LABEL_OPTIONAL, type=field.TYPE_MESSAGE)
+        inner.type_name = f".mq.client.Probe{at - 1}"
+        file.message_type.add(name=f"Probe{at}", field=[inner])
+    pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("mq.client.Probe"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"mq.client.Probe{depth}"))
 
 
 # The frame of a larger message is not kept until its fields are read: its body would be kept twice.
@@ -354,8 +585,8 @@ class Decoder:
             elif wanted is None or wire.tag in wanted:
                 body = decompressed(wire.body, wire.compression)
             if isinstance(body, Unreadable):
-                name = message_id(queue.broker_set, runs.log_offsets[row])
-                self._pass_over(queue, runs.queue_offsets[row], name, body)
+                name = message_id(queue.broker_set, runs.log_offset(row))
+                self._pass_over(queue, runs.queue_offset(row), name, body)
                 body = None
             made = None
             if body is not None and not isinstance(wire, Unreadable):

@@ -21,7 +21,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 
@@ -42,12 +41,7 @@ class AsyncClient(ABC):
         await self._enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._exit(is_orderly=error is None)
 
 
@@ -290,12 +284,7 @@ class SyncClient(Generic[C]):
         self._run(self._client.__aenter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(self._client.__aexit__(kind, error, trace))
 
 

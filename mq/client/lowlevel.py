@@ -22,9 +22,9 @@ from mq.client.cluster.connection import (
 )
 from mq.client.cluster.retry import Throttle, now_s, repeat
 from mq.client.cluster.topology import queues_of
-from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import find_offsets
 from mq.client.consumer.options import Start, split_tags
+from mq.client.consumer.pull import QueuePulls
 from mq.client.decode import Page
 from mq.client.lifecycle import SyncClient, background
 from mq.client.messages import FilterLike, QueueRef, wire_filter
@@ -156,25 +156,26 @@ class RangeRead:
         return await self._reads.pull(self._ref, request)
 
 
-class _Ranges(ConnectedClient):
-    """The connection of all ranges of a scanner."""
+class _RawClient(ConnectedClient):
+    """The asyncio twin of a `QueueScanner` or an `ExactSender`."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._connection = options.connect()
         self._reads = QueuePulls(self._connection)
+        self.sender = BatchSender(self._connection)
 
     def read(self, ref: QueueRef, start: int, end: int, chosen: FilterLike) -> RangeRead:
         return RangeRead(self._connection, self._reads, ref, start, end, chosen)
 
 
-class QueueScanner(SyncClient[_Ranges]):
+class QueueScanner(SyncClient[_RawClient]):
     """Reads ranges for programs without asyncio, one thread at a time. The next page is fetched
     while the last one is worked on.
     """
 
     @arguments_of(ConnectionOptions)
     def __init__(self, options: ConnectionOptions) -> None:
-        super().__init__(_Ranges(options))
+        super().__init__(_RawClient(options))
 
     def scan(
         self,
@@ -277,20 +278,12 @@ class BatchSender:
         return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
 
 
-class _Batches(ConnectedClient):
-    """The connection of an `ExactSender`."""
-
-    def __init__(self, options: ConnectionOptions) -> None:
-        self._connection = options.connect()
-        self.sender = BatchSender(self._connection)
-
-
-class ExactSender(SyncClient[_Batches]):
+class ExactSender(SyncClient[_RawClient]):
     """A `BatchSender` for programs without asyncio."""
 
     @arguments_of(ConnectionOptions)
     def __init__(self, options: ConnectionOptions) -> None:
-        super().__init__(_Batches(options))
+        super().__init__(_RawClient(options))
 
     def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
         """As `BatchSender.layout`."""

@@ -7,14 +7,21 @@ A field of a received message is decoded when it is first read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mq.errors import IllegalFilter
 from mq.names import message_id
 from mq.wire.v1.consumer_pb2 import Filter, Run
 from mq.wire.v1.message_pb2 import Message as WireMessage
+
+# The tag of a frame, which no Message without its body begins with.
+_FRAME = b"\x7a"
+
+if TYPE_CHECKING:
+    from mq.client.decode import Runs
 
 AckName = Literal["quorum", "leader", "none"]
 
@@ -66,17 +73,12 @@ class Shared(NamedTuple):
     handle: bytes = b""
 
 
-class Columns(Protocol):
-    """Messages of a response, by their rows: see `mq.client.decode.Runs`."""
+class Lease(NamedTuple):
+    """Messages that a SimpleConsumer received by one handle; their queue offsets ascend."""
 
-    @property
-    def data(self) -> bytes: ...
-
-    starts: list[int]
-    ends: list[int]
-    queue_offsets: list[int]
-    log_offsets: list[int]
-    stored_at_ms: list[int]
+    broker_set: str
+    handle: bytes
+    queue_offsets: Sequence[int]
 
 
 class _Unread:
@@ -88,7 +90,8 @@ class _Unread:
 
     # None: the message was made by a user, and has all attributes.
     _shared: Shared | None
-    # A frame of the protocol, or what protobuf made of it when a field was read.
+    # A frame of the protocol or a Message without its body, see `Runs.fields`; or what protobuf
+    # made of it when a field was read.
     _frame: bytes | WireMessage
     _log_offset: int
 
@@ -125,9 +128,12 @@ class _Unread:
 
     @property
     def _wire(self) -> WireMessage:
-        if isinstance(self._frame, bytes):
-            self._frame = Run.FromString(self._frame).messages[0]
-        return self._frame
+        frame = self._frame
+        if isinstance(frame, bytes):
+            is_frame = frame.startswith(_FRAME)
+            wire = Run.FromString(frame).messages[0] if is_frame else WireMessage.FromString(frame)
+            self._frame = frame = wire
+        return frame
 
     def _read_all(self, wire: WireMessage | None = None) -> None:
         """Reads all fields, so that the frame is not kept; `wire` if protobuf has read it."""
@@ -188,35 +194,37 @@ def shared_of(message: ReceivedMessage) -> Shared:
 
 
 def make_messages(
-    shared: Shared, columns: Columns, start: int, end: int, bodies: Sequence[bytes]
+    shared: Shared, runs: Runs, start: int, end: int, bodies: Sequence[bytes]
 ) -> list[ReceivedMessage]:
     """The rows [start, end). Not by the constructor, and with few attributes: this is the cost of
     receiving a message.
     """
-    data = columns.data
     topic, queue_id, _ = shared.queue
-    new, kind = object.__new__, ReceivedMessage
-    made: list[ReceivedMessage] = []
-    add = made.append
-    for at, to, queue_offset, log_offset, stored_at_ms, body in zip(
-        columns.starts[start:end],
-        columns.ends[start:end],
-        columns.queue_offsets[start:end],
-        columns.log_offsets[start:end],
-        columns.stored_at_ms[start:end],
-        bodies,
-        strict=True,
-    ):
-        one: Any = new(kind)
-        one._shared = shared  # noqa: SLF001
-        one._frame = data[at:to]  # noqa: SLF001
-        one._log_offset = log_offset  # noqa: SLF001
-        one.topic = topic
-        one.queue_id = queue_id
-        one.queue_offset = queue_offset
-        one.stored_at_ms = stored_at_ms
-        one.body = body
-        add(one)
+    made: list[ReceivedMessage] = list(
+        map(object.__new__, itertools.repeat(ReceivedMessage, end - start))
+    )
+    row = 0
+    one: Any
+    for place, at, to in runs.spans(start, end):
+        stored_at_ms, log_shift = place.stored_at_ms, place.log_shift
+        count = to - at
+        for one, position, queue_offset, frame, body in zip(
+            made[row : row + count],
+            place.starts[at:to],
+            range(place.queue_offset + at, place.queue_offset + to),
+            runs.fields(place, at, to),
+            bodies[row : row + count],
+            strict=True,
+        ):
+            one._shared = shared  # noqa: SLF001
+            one._frame = frame  # noqa: SLF001
+            one._log_offset = position + log_shift  # noqa: SLF001
+            one.topic = topic
+            one.queue_id = queue_id
+            one.queue_offset = queue_offset
+            one.stored_at_ms = stored_at_ms
+            one.body = body
+        row += count
     return made
 
 

@@ -29,23 +29,18 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from mq.client import encode
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.errors import REFUSALS, retry_after_s
-from mq.client.cluster.retry import Throttle, back_off_s, is_set
+from mq.client.cluster.errors import REFUSALS, mistake, retry_after_s
+from mq.client.cluster.retry import Throttle, back_off_s, is_being_cancelled, is_set
 from mq.client.cluster.topology import is_writable, queues_of, topic_not_found
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.offsets import query_offsets
-from mq.client.consumer.options import (
-    CACHE_BYTES,
-    CACHE_MESSAGES,
-    ConsumerOptions,
-    GroupOptions,
-)
+from mq.client.consumer.options import CACHE_BYTES, CACHE_MESSAGES, ConsumerOptions, GroupOptions
 from mq.client.consumer.prefetch_queue import InFlight, PrefetchQueue
-from mq.client.consumer.retries import doubled_s
+from mq.client.consumer.retries import doubled_s, failure_reason
 from mq.client.messages import Message, QueueRef, ReceivedMessage
 from mq.client.public import arguments_of
 from mq.errors import (
@@ -54,7 +49,6 @@ from mq.errors import (
     IllegalDelay,
     IllegalOffset,
     IllegalSequence,
-    Internal,
     MessageTooLarge,
     MqError,
     NotAssigned,
@@ -65,9 +59,9 @@ from mq.errors import (
 )
 from mq.names import check_topic
 from mq.wire.v1.cluster_pb2 import TopicRoute
-from mq.wire.v1.consumer_pb2 import QueuePosition
+from mq.wire.v1.consumer_pb2 import FailedMessage, QueuePosition
 from mq.wire.v1.message_pb2 import Batch
-from mq.wire.v1.producer_pb2 import AtomicRequest, WorkStart
+from mq.wire.v1.producer_pb2 import AtomicRequest, DeadLetterBatch
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +91,15 @@ class _OwnershipLost(Exception):
     """Another member may have a queue of this one: all messages in flight are dropped."""
 
 
+@dataclass(slots=True)
 class _QueueState:
     """The number of the next request of a queue, and the offset that the group has there."""
 
-    def __init__(self, held: PrefetchQueue) -> None:
-        self.held = held
-        self.version = -1
-        self.stood_at = 0
-        self.producer_id = uuid.uuid4().hex
-        self.sequence = 1
+    held: PrefetchQueue
+    version: int = -1
+    stood_at: int = 0
+    producer_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    sequence: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,6 +109,7 @@ class ProcessorOptions(GroupOptions):
     batch_messages: int = 32
     tasks: int = 4
     retry_delay_s: float = 1.0
+    max_attempts: int | None = None
     compress_above_bytes: int = 4096
     cache_messages: int = CACHE_MESSAGES
     cache_bytes: int = CACHE_BYTES
@@ -125,6 +120,8 @@ class ProcessorOptions(GroupOptions):
             raise IllegalConfig(
                 "batch_messages and tasks are at least 1, and retry_delay_s is not negative"
             )
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise IllegalConfig("max_attempts: at least 1, or None, without dead letters")
 
 
 class Processor(GroupClient):
@@ -143,7 +140,10 @@ class Processor(GroupClient):
 
     `handler` gets up to `batch_messages` messages of one queue, in order, and returns pairs of a
     topic and a message, or nothing. When it fails the same messages come again, after
-    `retry_delay_s`, then later and later. It may be called more than once for a message: its
+    `retry_delay_s`, then later and later: the queue waits for them. With `max_attempts`, messages
+    that fail together are tried one by one, and one that failed so often is moved to the dead
+    letters of the group, in one step with its offset; failures that pass by themselves, such as
+    an unreachable broker, do not count. It may be called more than once for a message: its
     result takes effect once, and its other effects should be idempotent. `tasks` queues are
     worked on at the same time.
 
@@ -215,7 +215,7 @@ class Processor(GroupClient):
         except Exception as error:
             # A bug of the client. `join` must not wait for ever.
             log.exception("a processor of group %s cannot go on", self._options.group)
-            self._session.buffer.fail(Internal(f"the client has failed: {error!r}"))
+            self._session.buffer.fail(mistake(error))
         finally:
             self._is_over.set()
 
@@ -308,32 +308,53 @@ class Processor(GroupClient):
         """Returns True when it is done or void, and False when it was given up. _OwnershipLost,
         CannotGoOn.
         """
-        buffer = self._session.buffer
-        failures = 0
+        failures = counted = 0
+        attempts_max = self._options.max_attempts
+        # The failure after which there is no further attempt.
+        last: BaseException | None = None
         while not any(one.is_void for one in taken):
-            try:
-                await self._attempt(taken)
-            except (_OwnershipLost, CannotGoOn):
-                buffer.give_up(taken)
-                raise
-            except MessageTooLarge as error:
-                if len(_messages(taken)) > 1:
-                    return await self._process_halves(taken)
-                failure: BaseException = error
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                failure = error  # the handler was cancelled, not this task
-            except Exception as error:  # noqa: BLE001 # whatever it is, the batch is not done
-                failure = error
+            if last is None:
+                failure = await self._failure_of(taken, self._attempt(taken))
             else:
+                letter = self._to_dead_letters(taken, last, counted)
+                failure = await self._failure_of(taken, letter)
+            if failure is None:
                 break
             failures += 1
-            if not await self._put_off(taken, failure, failures):
+            if len(_messages(taken)) > 1 and self._is_to_be_halved(failure):
+                _log_failure(taken, failure, failures, 0.0)
+                return await self._process_halves(taken)
+            counted += _counts(failure)
+            if last is None and attempts_max is not None and counted >= attempts_max:
+                last = failure
+            elif not await self._put_off(taken, failure, failures):
                 return False
-        buffer.done(taken)
+        self._session.buffer.done(taken)
         return True
+
+    async def _failure_of(
+        self, taken: list[InFlight], work: Awaitable[None]
+    ) -> BaseException | None:
+        """Returns why these messages are not done; None: they are. _OwnershipLost, CannotGoOn:
+        they are given up.
+        """
+        try:
+            await work
+        except (_OwnershipLost, CannotGoOn):
+            self._session.buffer.give_up(taken)
+            raise
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            return error  # the handler was cancelled, not this task
+        except Exception as error:  # noqa: BLE001 # whatever it is, the messages are not done
+            return error
+        return None
+
+    def _is_to_be_halved(self, failure: BaseException) -> bool:
+        """The outputs do not fit, or one of the messages may be a dead letter."""
+        is_narrowing = self._options.max_attempts is not None and _counts(failure)
+        return is_narrowing or isinstance(failure, MessageTooLarge)
 
     async def _put_off(self, taken: list[InFlight], failure: BaseException, failures: int) -> bool:
         """Waits for the next attempt. Returns False when there is none. _OwnershipLost."""
@@ -350,7 +371,9 @@ class Processor(GroupClient):
         return False
 
     async def _process_halves(self, taken: list[InFlight]) -> bool:
-        """For outputs that do not fit into one entry of the broker's log."""
+        """For outputs that do not fit into one entry of the broker's log, and to find the message
+        that fails.
+        """
         single = [part for one in taken for part in one.singles]
         half, is_done = len(single) // 2, False
         try:
@@ -376,23 +399,10 @@ class Processor(GroupClient):
         end = taken[-1].messages[-1].queue_offset + 1
         request = AtomicRequest(
             batches=batches,
-            group=self._options.group,
-            member_id=self._session.options.member,
             positions=[QueuePosition(topic=topic, queue_id=queue_id, queue_offset=end)],
-            starts=[
-                WorkStart(
-                    topic=topic,
-                    queue_id=queue_id,
-                    stood_at=state.stood_at,
-                    first=taken[0].message.queue_offset,
-                )
-            ],
         )
         try:
-            with self._stepping_aside():
-                await self._send(broker_set, request)
-        except _REFUSALS as error:
-            raise _OwnershipLost(str(error)) from error
+            await self._commit(state, taken, request)
         except REFUSALS as error:
             raise await self._outputs.why_refused(error, broker_set, batches) from error
         except MqError:
@@ -400,8 +410,54 @@ class Processor(GroupClient):
             for topic in {batch.topic for batch in batches}:
                 self._connection.topology.forget(topic)
             raise
-        state.stood_at = end
         state.sequence += len(batches)
+
+    async def _to_dead_letters(
+        self, taken: list[InFlight], failure: BaseException, attempts: int
+    ) -> None:
+        """Gives up one message: it is done, and among the dead letters of the group. When it
+        raises, nothing took effect.
+        """
+        state = await self._queue_state(taken[0])
+        topic, queue_id, _ = state.held.ref
+        message = taken[0].message
+        failed = FailedMessage(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=message.queue_offset,
+            reason=failure_reason(failure),
+            attempts=attempts,
+        )
+        letters = DeadLetterBatch(
+            producer_id=state.producer_id, sequence=state.sequence, messages=[failed]
+        )
+        try:
+            await self._commit(state, taken, AtomicRequest(dead_letters=letters))
+        except REFUSALS as error:
+            raise CannotGoOn(error) from error
+        state.sequence += 1
+        log.error(
+            "message %s has failed %d times and is a dead letter of group %s now",
+            (message.origin or message).message_id,
+            attempts,
+            self._options.group,
+            exc_info=failure,
+        )
+
+    async def _commit(
+        self, state: _QueueState, taken: list[InFlight], request: AtomicRequest
+    ) -> None:
+        """Sends the request, by which these messages are done. _OwnershipLost."""
+        topic, queue_id, broker_set = state.held.ref
+        first = taken[0].message.queue_offset
+        request.group, request.member_id = self._options.group, self._session.options.member
+        request.starts.add(topic=topic, queue_id=queue_id, stood_at=state.stood_at, first=first)
+        try:
+            with self._stepping_aside():
+                await self._send(broker_set, request)
+        except _REFUSALS as error:
+            raise _OwnershipLost(str(error)) from error
+        state.stood_at = taken[-1].messages[-1].queue_offset + 1
 
     async def _queue_state(self, first: InFlight) -> _QueueState:
         held = first.queue
@@ -454,6 +510,11 @@ class Processor(GroupClient):
 
 def _messages(taken: Iterable[InFlight]) -> list[ReceivedMessage]:
     return [message for one in taken for message in one.messages]
+
+
+def _counts(failure: BaseException) -> bool:
+    """Whether the failure counts against `max_attempts`: it does not pass by itself."""
+    return not (isinstance(failure, MqError) and failure.retryable)
 
 
 def _log_failure(

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 # Clients, for asyncio and without: the second one is generated from the first, see
 # tools/generate_sync.py.
 CLIENTS: dict[str, tuple[str, str]] = {
-    "Admin": ("mq.client.admin.admin", "mq.client._sync.admin"),
+    "Admin": ("mq.client.admin", "mq.client._sync.admin"),
     "Consumer": ("mq.client.consumer.consumer", "mq.client._sync.consumer"),
     "Processor": ("mq.client.processor", "mq.client._sync.processor"),
     "Producer": ("mq.client.producer.producer", "mq.client._sync.producer"),
@@ -31,10 +31,7 @@ CLIENTS: dict[str, tuple[str, str]] = {
     "Replier": ("mq.client.request_reply", "mq.client._sync.request_reply"),
     "Requester": ("mq.client.request_reply", "mq.client._sync.request_reply"),
     "SimpleConsumer": ("mq.client.simple.consumer", "mq.client._sync.simple"),
-    "TransactionProducer": (
-        "mq.client.transaction.producer",
-        "mq.client._sync.transaction",
-    ),
+    "TransactionProducer": ("mq.client.transaction.producer", "mq.client._sync.transaction"),
 }
 
 # Values, the same for both.
@@ -59,7 +56,7 @@ VALUES: dict[str, str] = {
 
 # Values that have something to wait for, for asyncio and without; both written by hand.
 AWAITED_VALUES: dict[str, tuple[str, str]] = {
-    "ReceivedBatch": ("mq.client.simple.batch", "mq.client.simple.sync"),
+    "ReceivedBatch": ("mq.client.simple.batch", "mq.client.simple.sync")
 }
 
 AIO = VALUES | {name: aio for name, (aio, _) in (CLIENTS | AWAITED_VALUES).items()}

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
-from mq.client.admin.admin import Admin
+from mq.client.admin import Admin
 from mq.client.cluster.connection import ConnectionOptions, SetConnection
 from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.options import Start

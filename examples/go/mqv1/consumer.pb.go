@@ -362,9 +362,11 @@ func (x *Subscription) GetFilter() *Filter {
 }
 
 type QueueId struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	QueueId       uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Topic   string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	// In Released: the epoch of the last assignment that had the queue, see AssignedQueue.
+	Epoch         *uint32 `protobuf:"varint,3,opt,name=epoch,proto3,oneof" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -409,6 +411,13 @@ func (x *QueueId) GetTopic() string {
 func (x *QueueId) GetQueueId() uint32 {
 	if x != nil {
 		return x.QueueId
+	}
+	return 0
+}
+
+func (x *QueueId) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
 	}
 	return 0
 }
@@ -1172,7 +1181,8 @@ func (x *Progress) GetPositions() []*QueuePosition {
 	return nil
 }
 
-// The client has let go of these queues after they had left its assignment; its progress was sent before.
+// The client has let go of these queues after they had left its assignment; its progress was sent before. One that was
+// assigned again meanwhile, under another epoch, is not released by this. Without an epoch it is, if it has left once more.
 type Released struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Queues        []*QueueId             `protobuf:"bytes,1,rep,name=queues,proto3" json:"queues,omitempty"` // at most 20,000
@@ -1990,9 +2000,12 @@ func (x *Membership) GetExpiresMs() uint32 {
 }
 
 type LeaveRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	MemberId      string                 `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Group    string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	MemberId string                 `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// By an operator, who may alter the group: the member is sent away, for example because it lives and does nothing. Its
+	// stream ends with PERMISSION_DENIED and this text, so that it does not come back by itself; one that pulls has to join.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2037,6 +2050,13 @@ func (x *LeaveRequest) GetGroup() string {
 func (x *LeaveRequest) GetMemberId() string {
 	if x != nil {
 		return x.MemberId
+	}
+	return ""
+}
+
+func (x *LeaveRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -2465,7 +2485,9 @@ type FailedMessage struct {
 	// 30m 1h 2h.
 	DelayMs *uint64 `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
 	// At most 1,000 characters are kept.
-	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// In DeadLetterBatch: how often it failed at the member. 0: once.
+	Attempts      uint32 `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2533,6 +2555,13 @@ func (x *FailedMessage) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *FailedMessage) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
 }
 
 type RetryResponse struct {
@@ -3223,10 +3252,12 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x04kind\"K\n" +
 	"\fSubscription\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12%\n" +
-	"\x06filter\x18\x02 \x01(\v2\r.mq.v1.FilterR\x06filter\":\n" +
+	"\x06filter\x18\x02 \x01(\v2\r.mq.v1.FilterR\x06filter\"_\n" +
 	"\aQueueId\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
-	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\"\x98\x01\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x19\n" +
+	"\x05epoch\x18\x03 \x01(\rH\x00R\x05epoch\x88\x01\x01B\b\n" +
+	"\x06_epoch\"\x98\x01\n" +
 	"\rQueuePosition\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
@@ -3361,10 +3392,11 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x0eis_rebalancing\x18\x03 \x01(\bR\risRebalancing\x12!\n" +
 	"\fheartbeat_ms\x18\x04 \x01(\rR\vheartbeatMs\x12\x1d\n" +
 	"\n" +
-	"expires_ms\x18\x05 \x01(\rR\texpiresMs\"A\n" +
+	"expires_ms\x18\x05 \x01(\rR\texpiresMs\"Y\n" +
 	"\fLeaveRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
-	"\tmember_id\x18\x02 \x01(\tR\bmemberId\"\x0f\n" +
+	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x0f\n" +
 	"\rLeaveResponse\"}\n" +
 	"\x14CommitOffsetsRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
@@ -3387,13 +3419,14 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x120\n" +
-	"\bmessages\x18\x04 \x03(\v2\x14.mq.v1.FailedMessageR\bmessages\"\xa8\x01\n" +
+	"\bmessages\x18\x04 \x03(\v2\x14.mq.v1.FailedMessageR\bmessages\"\xc4\x01\n" +
 	"\rFailedMessage\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
 	"\fqueue_offset\x18\x03 \x01(\x04R\vqueueOffset\x12\x1e\n" +
 	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reasonB\v\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1a\n" +
+	"\battempts\x18\x06 \x01(\rR\battemptsB\v\n" +
 	"\t_delay_ms\"=\n" +
 	"\rRetryResponse\x12,\n" +
 	"\aresults\x18\x01 \x03(\v2\x12.mq.v1.RetryResultR\aresults\"\x82\x01\n" +
@@ -3637,6 +3670,7 @@ func file_mq_v1_consumer_proto_init() {
 		(*Filter_Tags)(nil),
 		(*Filter_Sql)(nil),
 	}
+	file_mq_v1_consumer_proto_msgTypes[2].OneofWrappers = []any{}
 	file_mq_v1_consumer_proto_msgTypes[8].OneofWrappers = []any{
 		(*SubscribeRequest_Start)(nil),
 		(*SubscribeRequest_Progress)(nil),

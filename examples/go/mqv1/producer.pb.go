@@ -636,7 +636,10 @@ type AtomicRequest struct {
 	// ... or messages that were received, acknowledged by their handles.
 	Handles []*Handle `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"` // at most 2,000
 	// With positions: where the work began. A queue that is left out may only not go back.
-	Starts        []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"` // at most 2,000
+	Starts []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"` // at most 2,000
+	// Messages of the member's queues that failed too often: copies of them go to %DLQ%<group>, and they are done. Their
+	// queues need no position.
+	DeadLetters   *DeadLetterBatch `protobuf:"bytes,7,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -713,6 +716,75 @@ func (x *AtomicRequest) GetStarts() []*WorkStart {
 	return nil
 }
 
+func (x *AtomicRequest) GetDeadLetters() *DeadLetterBatch {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return nil
+}
+
+type DeadLetterBatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the copies, as of any batch: its result is the last one.
+	ProducerId string `protobuf:"bytes,1,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	Sequence   uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// With their attempts. One that retention has dropped is done without a copy.
+	Messages      []*FailedMessage `protobuf:"bytes,3,rep,name=messages,proto3" json:"messages,omitempty"` // at most 1,000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetterBatch) Reset() {
+	*x = DeadLetterBatch{}
+	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetterBatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetterBatch) ProtoMessage() {}
+
+func (x *DeadLetterBatch) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetterBatch.ProtoReflect.Descriptor instead.
+func (*DeadLetterBatch) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DeadLetterBatch) GetProducerId() string {
+	if x != nil {
+		return x.ProducerId
+	}
+	return ""
+}
+
+func (x *DeadLetterBatch) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *DeadLetterBatch) GetMessages() []*FailedMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
 // The same bytes as the broker reads them, see RawBatch: no message is opened.
 type RawAtomicRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -722,13 +794,14 @@ type RawAtomicRequest struct {
 	Positions     []*QueuePosition       `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"`
 	Handles       []*Handle              `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"`
 	Starts        []*WorkStart           `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"`
+	DeadLetters   *DeadLetterBatch       `protobuf:"bytes,7,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RawAtomicRequest) Reset() {
 	*x = RawAtomicRequest{}
-	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	mi := &file_mq_v1_producer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +813,7 @@ func (x *RawAtomicRequest) String() string {
 func (*RawAtomicRequest) ProtoMessage() {}
 
 func (x *RawAtomicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	mi := &file_mq_v1_producer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +826,7 @@ func (x *RawAtomicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawAtomicRequest.ProtoReflect.Descriptor instead.
 func (*RawAtomicRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_producer_proto_rawDescGZIP(), []int{8}
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RawAtomicRequest) GetBatches() [][]byte {
@@ -798,6 +871,13 @@ func (x *RawAtomicRequest) GetStarts() []*WorkStart {
 	return nil
 }
 
+func (x *RawAtomicRequest) GetDeadLetters() *DeadLetterBatch {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return nil
+}
+
 // The group has to stand in [stood_at, first] of the queue. So nothing is worked on twice with effect, and nothing passed
 // over, whoever had the queue in between.
 type WorkStart struct {
@@ -814,7 +894,7 @@ type WorkStart struct {
 
 func (x *WorkStart) Reset() {
 	*x = WorkStart{}
-	mi := &file_mq_v1_producer_proto_msgTypes[9]
+	mi := &file_mq_v1_producer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +906,7 @@ func (x *WorkStart) String() string {
 func (*WorkStart) ProtoMessage() {}
 
 func (x *WorkStart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_producer_proto_msgTypes[9]
+	mi := &file_mq_v1_producer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +919,7 @@ func (x *WorkStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStart.ProtoReflect.Descriptor instead.
 func (*WorkStart) Descriptor() ([]byte, []int) {
-	return file_mq_v1_producer_proto_rawDescGZIP(), []int{9}
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkStart) GetTopic() string {
@@ -872,7 +952,7 @@ func (x *WorkStart) GetFirst() uint64 {
 
 type AtomicResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One a batch.
+	// One a batch; dead letters have the last one.
 	Results []*BatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
 	// See PublishResponse.
 	ThrottleMs    uint32 `protobuf:"varint,2,opt,name=throttle_ms,json=throttleMs,proto3" json:"throttle_ms,omitempty"`
@@ -882,7 +962,7 @@ type AtomicResponse struct {
 
 func (x *AtomicResponse) Reset() {
 	*x = AtomicResponse{}
-	mi := &file_mq_v1_producer_proto_msgTypes[10]
+	mi := &file_mq_v1_producer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +974,7 @@ func (x *AtomicResponse) String() string {
 func (*AtomicResponse) ProtoMessage() {}
 
 func (x *AtomicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_producer_proto_msgTypes[10]
+	mi := &file_mq_v1_producer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +987,7 @@ func (x *AtomicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AtomicResponse.ProtoReflect.Descriptor instead.
 func (*AtomicResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_producer_proto_rawDescGZIP(), []int{10}
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AtomicResponse) GetResults() []*BatchResult {
@@ -985,21 +1065,28 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"\n" +
 	"message_id\x18\x02 \x01(\tR\tmessageId\x12\"\n" +
 	"\rdeliver_at_ms\x18\x03 \x01(\x03R\vdeliverAtMs\"\x10\n" +
-	"\x0eRecallResponse\"\xf1\x01\n" +
+	"\x0eRecallResponse\"\xac\x02\n" +
 	"\rAtomicRequest\x12&\n" +
 	"\abatches\x18\x01 \x03(\v2\f.mq.v1.BatchR\abatches\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
 	"\tmember_id\x18\x03 \x01(\tR\bmemberId\x122\n" +
 	"\tpositions\x18\x04 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\x12'\n" +
 	"\ahandles\x18\x05 \x03(\v2\r.mq.v1.HandleR\ahandles\x12(\n" +
-	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\"\xe6\x01\n" +
+	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\x129\n" +
+	"\fdead_letters\x18\a \x01(\v2\x16.mq.v1.DeadLetterBatchR\vdeadLetters\"\x80\x01\n" +
+	"\x0fDeadLetterBatch\x12\x1f\n" +
+	"\vproducer_id\x18\x01 \x01(\tR\n" +
+	"producerId\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x120\n" +
+	"\bmessages\x18\x03 \x03(\v2\x14.mq.v1.FailedMessageR\bmessages\"\xa1\x02\n" +
 	"\x10RawAtomicRequest\x12\x18\n" +
 	"\abatches\x18\x01 \x03(\fR\abatches\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
 	"\tmember_id\x18\x03 \x01(\tR\bmemberId\x122\n" +
 	"\tpositions\x18\x04 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\x12'\n" +
 	"\ahandles\x18\x05 \x03(\v2\r.mq.v1.HandleR\ahandles\x12(\n" +
-	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\"m\n" +
+	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\x129\n" +
+	"\fdead_letters\x18\a \x01(\v2\x16.mq.v1.DeadLetterBatchR\vdeadLetters\"m\n" +
 	"\tWorkStart\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x19\n" +
@@ -1034,7 +1121,7 @@ func file_mq_v1_producer_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_producer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_producer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_mq_v1_producer_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_mq_v1_producer_proto_goTypes = []any{
 	(Ack)(0),                 // 0: mq.v1.Ack
 	(*SendRequest)(nil),      // 1: mq.v1.SendRequest
@@ -1045,43 +1132,48 @@ var file_mq_v1_producer_proto_goTypes = []any{
 	(*RecallRequest)(nil),    // 6: mq.v1.RecallRequest
 	(*RecallResponse)(nil),   // 7: mq.v1.RecallResponse
 	(*AtomicRequest)(nil),    // 8: mq.v1.AtomicRequest
-	(*RawAtomicRequest)(nil), // 9: mq.v1.RawAtomicRequest
-	(*WorkStart)(nil),        // 10: mq.v1.WorkStart
-	(*AtomicResponse)(nil),   // 11: mq.v1.AtomicResponse
-	(*Message)(nil),          // 12: mq.v1.Message
-	(*Batch)(nil),            // 13: mq.v1.Batch
-	(Code)(0),                // 14: mq.v1.Code
-	(*QueuePosition)(nil),    // 15: mq.v1.QueuePosition
-	(*Handle)(nil),           // 16: mq.v1.Handle
+	(*DeadLetterBatch)(nil),  // 9: mq.v1.DeadLetterBatch
+	(*RawAtomicRequest)(nil), // 10: mq.v1.RawAtomicRequest
+	(*WorkStart)(nil),        // 11: mq.v1.WorkStart
+	(*AtomicResponse)(nil),   // 12: mq.v1.AtomicResponse
+	(*Message)(nil),          // 13: mq.v1.Message
+	(*Batch)(nil),            // 14: mq.v1.Batch
+	(Code)(0),                // 15: mq.v1.Code
+	(*QueuePosition)(nil),    // 16: mq.v1.QueuePosition
+	(*Handle)(nil),           // 17: mq.v1.Handle
+	(*FailedMessage)(nil),    // 18: mq.v1.FailedMessage
 }
 var file_mq_v1_producer_proto_depIdxs = []int32{
 	0,  // 0: mq.v1.SendRequest.ack:type_name -> mq.v1.Ack
-	12, // 1: mq.v1.SendRequest.messages:type_name -> mq.v1.Message
+	13, // 1: mq.v1.SendRequest.messages:type_name -> mq.v1.Message
 	0,  // 2: mq.v1.PublishRequest.ack:type_name -> mq.v1.Ack
-	13, // 3: mq.v1.PublishRequest.batches:type_name -> mq.v1.Batch
+	14, // 3: mq.v1.PublishRequest.batches:type_name -> mq.v1.Batch
 	5,  // 4: mq.v1.PublishResponse.results:type_name -> mq.v1.BatchResult
-	14, // 5: mq.v1.BatchResult.code:type_name -> mq.v1.Code
-	13, // 6: mq.v1.AtomicRequest.batches:type_name -> mq.v1.Batch
-	15, // 7: mq.v1.AtomicRequest.positions:type_name -> mq.v1.QueuePosition
-	16, // 8: mq.v1.AtomicRequest.handles:type_name -> mq.v1.Handle
-	10, // 9: mq.v1.AtomicRequest.starts:type_name -> mq.v1.WorkStart
-	15, // 10: mq.v1.RawAtomicRequest.positions:type_name -> mq.v1.QueuePosition
-	16, // 11: mq.v1.RawAtomicRequest.handles:type_name -> mq.v1.Handle
-	10, // 12: mq.v1.RawAtomicRequest.starts:type_name -> mq.v1.WorkStart
-	5,  // 13: mq.v1.AtomicResponse.results:type_name -> mq.v1.BatchResult
-	1,  // 14: mq.v1.ProducerService.Send:input_type -> mq.v1.SendRequest
-	3,  // 15: mq.v1.ProducerService.Publish:input_type -> mq.v1.PublishRequest
-	6,  // 16: mq.v1.ProducerService.Recall:input_type -> mq.v1.RecallRequest
-	8,  // 17: mq.v1.ProducerService.SendAtomically:input_type -> mq.v1.AtomicRequest
-	2,  // 18: mq.v1.ProducerService.Send:output_type -> mq.v1.SendResponse
-	4,  // 19: mq.v1.ProducerService.Publish:output_type -> mq.v1.PublishResponse
-	7,  // 20: mq.v1.ProducerService.Recall:output_type -> mq.v1.RecallResponse
-	11, // 21: mq.v1.ProducerService.SendAtomically:output_type -> mq.v1.AtomicResponse
-	18, // [18:22] is the sub-list for method output_type
-	14, // [14:18] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	15, // 5: mq.v1.BatchResult.code:type_name -> mq.v1.Code
+	14, // 6: mq.v1.AtomicRequest.batches:type_name -> mq.v1.Batch
+	16, // 7: mq.v1.AtomicRequest.positions:type_name -> mq.v1.QueuePosition
+	17, // 8: mq.v1.AtomicRequest.handles:type_name -> mq.v1.Handle
+	11, // 9: mq.v1.AtomicRequest.starts:type_name -> mq.v1.WorkStart
+	9,  // 10: mq.v1.AtomicRequest.dead_letters:type_name -> mq.v1.DeadLetterBatch
+	18, // 11: mq.v1.DeadLetterBatch.messages:type_name -> mq.v1.FailedMessage
+	16, // 12: mq.v1.RawAtomicRequest.positions:type_name -> mq.v1.QueuePosition
+	17, // 13: mq.v1.RawAtomicRequest.handles:type_name -> mq.v1.Handle
+	11, // 14: mq.v1.RawAtomicRequest.starts:type_name -> mq.v1.WorkStart
+	9,  // 15: mq.v1.RawAtomicRequest.dead_letters:type_name -> mq.v1.DeadLetterBatch
+	5,  // 16: mq.v1.AtomicResponse.results:type_name -> mq.v1.BatchResult
+	1,  // 17: mq.v1.ProducerService.Send:input_type -> mq.v1.SendRequest
+	3,  // 18: mq.v1.ProducerService.Publish:input_type -> mq.v1.PublishRequest
+	6,  // 19: mq.v1.ProducerService.Recall:input_type -> mq.v1.RecallRequest
+	8,  // 20: mq.v1.ProducerService.SendAtomically:input_type -> mq.v1.AtomicRequest
+	2,  // 21: mq.v1.ProducerService.Send:output_type -> mq.v1.SendResponse
+	4,  // 22: mq.v1.ProducerService.Publish:output_type -> mq.v1.PublishResponse
+	7,  // 23: mq.v1.ProducerService.Recall:output_type -> mq.v1.RecallResponse
+	12, // 24: mq.v1.ProducerService.SendAtomically:output_type -> mq.v1.AtomicResponse
+	21, // [21:25] is the sub-list for method output_type
+	17, // [17:21] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_producer_proto_init() }
@@ -1099,7 +1191,7 @@ func file_mq_v1_producer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_producer_proto_rawDesc), len(file_mq_v1_producer_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

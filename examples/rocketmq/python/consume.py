@@ -22,9 +22,9 @@ CREDENTIALS = Credentials(os.environ.get("MQ_ACCESS_KEY"), os.environ.get("MQ_SE
 class Printer(MessageListener):
     def consume(self, message: Message) -> ConsumeResult:
         # FAILURE: it comes again later, and is a dead letter when it fails too often.
-        print(
-            f"received {message.message_id} tag {message.tag}: {message.body.decode()}", flush=True
-        )
+        line = f"received {message.message_id} tag {message.tag}: {message.body.decode()}\n"
+        # Line and end in one piece: several messages are consumed at the same time.
+        print(line, end="", flush=True)
         return ConsumeResult.SUCCESS
 
 

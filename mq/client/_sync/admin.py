@@ -6,27 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mq.access.keys import ApiKey
 from mq.access.policies import Resource
-from mq.client.admin.access import AccessView
-from mq.client.admin.admin import Admin as AsyncAdmin
+from mq.access.views import AccessView
+from mq.client.admin import Admin as AsyncAdmin
 from mq.client.admin.calls import Answers
-from mq.client.admin.groups import OffsetTarget
+from mq.client.admin.groups import LetterActionName, OffsetTarget
 from mq.client.admin.security import AccessKey, Session, SetAnswers
 from mq.client.admin.topics import TypeName
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike
 from mq.client.public import renamed
 from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1 import security_pb2 as wire
 from mq.wire.v1.cluster_pb2 import RouteResponse
-from mq.wire.v1.security_pb2 import (
-    AccessChange,
-    AccessNamespace,
-    AccessPolicy,
-    CheckAccessResponse,
-    Quota,
-    User,
-    WhoAmIResponse,
-)
+from mq.wire.v1.security_pb2 import AccessChange, AccessNamespace, AccessPolicy, Quota, User
 from mq.wire.v1.transaction_pb2 import EndTransactionResponse
 
 
@@ -187,6 +180,13 @@ class Admin(SyncClient[AsyncAdmin]):
             )
         )
 
+    def evict_member(self, group: str, member_id: str, reason: str) -> None:
+        """Sends a member away that lives and does nothing: in all broker sets its queues go to
+        other members at once, also those of an ordered group, whatever its handler is doing. The
+        consumer ends with PermissionDenied, which says the reason. UnknownMember: there is none.
+        """
+        self._run(self._client.evict_member(group, member_id, reason))
+
     def delete_group(self, group: str) -> None:
         """Deletes a group in all broker sets. GroupNotEmpty while it has members in one."""
         self._run(self._client.delete_group(group))
@@ -202,6 +202,15 @@ class Admin(SyncClient[AsyncAdmin]):
         return self._run(
             self._client.alter_group(group, retries_max=retries_max, is_ordered=is_ordered)
         )
+
+    def list_leases(
+        self, group: str, topic: str = "", max_leases: int = 0, *, page: str = ""
+    ) -> pb.ListLeasesResponse:
+        """Lists the messages that members of the group have received and not acknowledged, and
+        those that wait to be received again, by topic and queue. Go on with `next_page` of the
+        answer; the totals are of all. GroupNotFound.
+        """
+        return self._run(self._client.list_leases(group, topic, max_leases, page=page))
 
     def count_dead_letters(self) -> Answers[pb.DeadLetterCount]:
         """Counts the dead letters of every group that has some, in all broker sets."""
@@ -245,6 +254,26 @@ class Admin(SyncClient[AsyncAdmin]):
             self._client.purge_dead_letters(group, before_offset, broker_set=broker_set)
         )
 
+    def settle_dead_letters(
+        self,
+        group: str,
+        queue_offsets: Iterable[int],
+        action: LetterActionName,
+        *,
+        again: bool = False,
+        broker_set: str = "",
+    ) -> list[pb.LetterOutcome]:
+        """Resends or purges chosen dead letters, and returns what became of each, in the order of
+        their offsets: what fails for one stops no other. A letter that was resent stays in the
+        list, and is resent another time only with `again`. A broker set is needed when several have
+        dead letters of the group. TopicNotFound when the group never had one.
+        """
+        return self._run(
+            self._client.settle_dead_letters(
+                group, queue_offsets, action, again=again, broker_set=broker_set
+            )
+        )
+
     def get_message(self, message_id: str) -> pb.StoredMessage:
         """Returns the message with the id that a send returned. MessageNotFound."""
         return self._run(self._client.get_message(message_id))
@@ -254,6 +283,20 @@ class Admin(SyncClient[AsyncAdmin]):
     ) -> Answers[pb.StoredMessage]:
         """Finds messages with this key, newest first, 64 at most; `end_ms` 0 is now."""
         return self._run(self._client.query_messages(topic, key, begin_ms, end_ms))
+
+    def trace_message(
+        self, message_id: str, *, budget_s: float = 0.0, continue_token: int = 0, server: str = ""
+    ) -> pb.MessageTrace:
+        """Returns what became of the message, or of the one that it is a copy of, by the log. When
+        `is_complete` is False because the time was over, the same call with the `continue_token` of
+        the answer goes on. `budget_s` 0: 2 s, at most 10. `server` asks that broker, which may
+        follow, instead of the leader. MessageNotFound.
+        """
+        return self._run(
+            self._client.trace_message(
+                message_id, budget_s=budget_s, continue_token=continue_token, server=server
+            )
+        )
 
     @renamed(messages_max="max_messages")
     def browse_messages(
@@ -274,6 +317,25 @@ class Admin(SyncClient[AsyncAdmin]):
                 topic, queue_id, queue_offset, max_messages, filter, broker_set=broker_set
             )
         )
+
+    def list_scheduled(
+        self, topic: str = "", begin_ms: int = 0, max_messages: int = 0, *, page: str = ""
+    ) -> pb.ListScheduledResponse:
+        """Lists messages that wait for their delivery time, of one topic or of all, the next one
+        first, from `begin_ms` on. Go on with `next_page` of the answer, which is empty at the end;
+        a page may have no messages and still have a next one.
+        """
+        return self._run(self._client.list_scheduled(topic, begin_ms, max_messages, page=page))
+
+    def count_scheduled(self, max_buckets: int = 0) -> pb.CountScheduledResponse:
+        """Counts the messages that wait for their delivery time, by that time and by topic."""
+        return self._run(self._client.count_scheduled(max_buckets))
+
+    def recall_scheduled(self, topic: str, message_id: str, deliver_at_ms: int) -> None:
+        """Takes back a message that waits, as `Producer.recall`, for those who may alter the topic.
+        MessageNotFound when it is delivered, or was taken back.
+        """
+        self._run(self._client.recall_scheduled(topic, message_id, deliver_at_ms))
 
     @renamed(transactions_max="max_transactions")
     def list_transactions(
@@ -312,6 +374,14 @@ class Admin(SyncClient[AsyncAdmin]):
     def broker_status(self, server: str | None = None) -> pb.BrokerStatusResponse:
         """The status of `server`, or of any broker."""
         return self._run(self._client.broker_status(server))
+
+    def list_clients(
+        self, server: str | None = None, max_clients: int = 0, *, page: str = ""
+    ) -> pb.ListClientsResponse:
+        """The connections of `server`, or of any broker, the oldest first. Go on with `next_page`
+        of the answer.
+        """
+        return self._run(self._client.list_clients(server, max_clients, page=page))
 
     def get_config(self, server: str | None = None) -> list[pb.ConfigOption]:
         """The options of `server`, or of any broker."""
@@ -471,7 +541,7 @@ class Admin(SyncClient[AsyncAdmin]):
 
     def check_access(
         self, user: str, action: str, resource: Resource, *, address: str = ""
-    ) -> SetAnswers[CheckAccessResponse]:
+    ) -> SetAnswers[wire.CheckAccessResponse]:
         """What each broker set would decide, and by which line; nothing is done. `address`: of the
         client, for lines with a network. UserNotFound.
         """
@@ -508,7 +578,7 @@ class Admin(SyncClient[AsyncAdmin]):
         """
         self._run(self._client.delete_namespace(name))
 
-    def who_am_i(self) -> SetAnswers[WhoAmIResponse]:
+    def who_am_i(self) -> SetAnswers[wire.WhoAmIResponse]:
         """By which name each broker set knows this client. Sets that do not know it are left out;
         Unauthenticated when none does.
         """

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mq.client.batches import MessageBatch
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.consumer.consumer import SyncPoll, ThreadedConsumer
 from mq.client.consumer.options import Mode, Start, Subscriptions
-from mq.client.consumer.pull import Offsets, PullResult, QueueLike, SyncPull, ThreadedPullConsumer
+from mq.client.consumer.pull import Offsets, PullResult, QueueLike, ThreadedPullConsumer
 from mq.client.consumer.push import ThreadedPushConsumer
 from mq.client.consumer.retries import RetryDelay
 from mq.client.lifecycle import SyncClient
@@ -85,6 +85,23 @@ class Consumer(SyncPoll):
                 auto_commit=auto_commit,
             )
         )
+
+    @renamed(messages_max="max_messages")
+    def poll(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
+        """Messages that are there, or come first within the time. With auto_commit, all messages
+        that were polled before are done. Raises the error that ended the consumer, such as
+        SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
+        not be in 5 s: the attempts go on, so that a later poll may succeed.
+        """
+        return self._client.poll_here(self._background, max_messages, timeout_s)
+
+    def poll_batch(
+        self, max_messages: int = 1000, timeout_s: float | None = 1.0
+    ) -> MessageBatch | None:
+        """As `poll`, but messages of one queue that were delivered together, as one object: see
+        `MessageBatch`. None if no messages come within the time.
+        """
+        return self._client.poll_batch_here(self._background, max_messages, timeout_s)
 
     def poll_arrow(
         self,
@@ -268,7 +285,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         self._end(self._client.close(timeout_s))
 
 
-class PullConsumer(SyncPull):
+class PullConsumer(SyncClient[ThreadedPullConsumer]):
     """Reads queues by hand: any place, any number of times, without a membership.
 
     >>> with PullConsumer(servers) as consumer:
@@ -347,6 +364,49 @@ class PullConsumer(SyncPull):
                 wait_ms=wait_ms,
                 broker_set=broker_set,
             )
+        )
+
+    def read_arrow(
+        self,
+        topic: str,
+        *,
+        start: Start | Offsets = "earliest",
+        end: Start | Offsets = "latest",
+        filter: FilterLike = None,
+        with_properties: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The messages of a topic as Arrow record batches, queue by queue, from `start` up to, but
+        not including, `end`: "earliest", "latest", a time in milliseconds, or offsets of queues,
+        which select these queues. Ends at the messages that are there now. Needs `mq[arrow]`.
+
+        DuckDB, Polars and pyarrow take the reader as it is; it can be read once.
+        """
+        return self._client.read_arrow_here(
+            self._background,
+            topic,
+            start=start,
+            end=end,
+            filter=filter,
+            with_properties=with_properties,
+        )
+
+    def to_arrow(
+        self,
+        topic: str,
+        *,
+        start: Start | Offsets = "earliest",
+        end: Start | Offsets = "latest",
+        filter: FilterLike = None,
+        with_properties: bool = False,
+    ) -> pa.Table:
+        """As `read_arrow`, all of it in memory as one table."""
+        return self._client.to_arrow_here(
+            self._background,
+            topic,
+            start=start,
+            end=end,
+            filter=filter,
+            with_properties=with_properties,
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.consumer.options import Start, Subscriptions
 from mq.client.lifecycle import HandlerThreads, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
@@ -26,7 +26,10 @@ class Processor(SyncClient[AsyncProcessor]):
 
     `handler` gets up to `batch_messages` messages of one queue, in order, and returns pairs of a
     topic and a message, or nothing. When it fails the same messages come again, after
-    `retry_delay_s`, then later and later. It may be called more than once for a message: its
+    `retry_delay_s`, then later and later: the queue waits for them. With `max_attempts`, messages
+    that fail together are tried one by one, and one that failed so often is moved to the dead
+    letters of the group, in one step with its offset; failures that pass by themselves, such as
+    an unreachable broker, do not count. It may be called more than once for a message: its
     result takes effect once, and its other effects should be idempotent. `threads` queues are
     worked on at the same time.
 
@@ -56,6 +59,7 @@ class Processor(SyncClient[AsyncProcessor]):
         batch_messages: int = 32,
         threads: int = 4,
         retry_delay_s: float = 1.0,
+        max_attempts: int | None = None,
         compress_above_bytes: int = 4096,
         cache_messages: int = 1000,
         cache_bytes: int = 104857600,
@@ -79,6 +83,7 @@ class Processor(SyncClient[AsyncProcessor]):
                 batch_messages=batch_messages,
                 tasks=threads,
                 retry_delay_s=retry_delay_s,
+                max_attempts=max_attempts,
                 compress_above_bytes=compress_above_bytes,
                 cache_messages=cache_messages,
                 cache_bytes=cache_bytes,

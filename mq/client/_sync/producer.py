@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.messages import AckName, Message, SendResult
 from mq.client.producer.bulk import SendResults
 from mq.client.producer.producer import SyncSend, ThreadedProducer
@@ -175,9 +175,9 @@ class Producer(SyncSend):
 
         The other arguments name columns. Without one, the column that has the name of the argument
         is taken if it is there, as in a table that `to_arrow` or `poll_arrow` gave. Returns when
-        all rows are stored by a majority of the brokers, whatever `ack` is; when it raises, some
-        may be. Rows of one ordering key stay in their order. IllegalRequest names a column of a
-        wrong type, or with null bodies; MessageTooLarge.
+        all rows are stored, as safely as `ack` says; when it raises, some may be. Rows of one
+        ordering key stay in their order. IllegalRequest names a column of a wrong type, or with
+        null bodies; MessageTooLarge.
         """
         return self._run(
             self._client.send_arrow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.consumer.options import Start
 from mq.client.lifecycle import HandlerThreads, SyncClient
 from mq.client.messages import Message, ReceivedMessage

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.consumer.options import Start, Subscriptions
+from mq.client.lifecycle import SyncClient
 from mq.client.messages import ReceivedMessage
-from mq.client.simple.consumer import Messages
-from mq.client.simple.consumer import SimpleConsumer as AsyncSimpleConsumer
-from mq.client.simple.sync import SyncReceive
+from mq.client.simple.consumer import BATCH_MESSAGES, Messages
+from mq.client.simple.sync import ReceivedBatch, ThreadedSimpleConsumer
 
 
-class SimpleConsumer(SyncReceive):
+class SimpleConsumer(SyncClient[ThreadedSimpleConsumer]):
     """Receives when it is asked to; there is nothing to join.
 
     >>> with SimpleConsumer(servers, "crew", "greetings", start="earliest") as consumer:
@@ -48,7 +48,7 @@ class SimpleConsumer(SyncReceive):
         member_id: str | None = None,
     ) -> None:
         super().__init__(
-            AsyncSimpleConsumer(
+            ThreadedSimpleConsumer(
                 servers,
                 group,
                 subscriptions,
@@ -74,6 +74,14 @@ class SimpleConsumer(SyncReceive):
         broker set answers. A set that does not answer delays no other.
         """
         return self._run(self._client.receive(max_messages, wait_s, invisible_s))
+
+    def receive_batch(
+        self, max_messages: int = BATCH_MESSAGES, wait_s: float = 20.0, invisible_s: float = 60.0
+    ) -> ReceivedBatch:
+        """As `receive`, but all messages as one object, which makes no object for each of them
+        until that is asked for: see `ReceivedBatch`. `batch.ack()` acknowledges all of them.
+        """
+        return self._client.receive_batch_here(self._background, max_messages, wait_s, invisible_s)
 
     def ack(self, messages: Messages) -> None:
         """The messages are done, durably when it returns: they are not delivered again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mq.client.cluster.security import FilePath
+from mq.client.cluster.channels import FilePath
 from mq.client.lifecycle import HandlerThreads, StartedClient, on_caller
 from mq.client.messages import Message
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult

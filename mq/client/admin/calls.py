@@ -135,7 +135,8 @@ class AdminCalls(ConnectedClient):
         """
         if not isinstance(requests, Mapping):
             requests = dict.fromkeys(await self._set_names(), requests)
-        hurried = {*unexpected, *self._silent()}
+        silent = [name for name, until_s in self._silent_until_s.items() if now_s() < until_s]
+        hurried = {*unexpected, *silent}
         short_s = min(SHORT_S, self._timeout_s)
         asking = [
             self._ask(name, request, short_s if name in hurried else None)
@@ -154,10 +155,6 @@ class AdminCalls(ConnectedClient):
             else:
                 replies.found[name] = answer
         return replies
-
-    def _silent(self) -> list[str]:
-        now = now_s()
-        return [name for name, until_s in self._silent_until_s.items() if now < until_s]
 
     async def _change_each(
         self,
@@ -192,10 +189,11 @@ def partly_done(error: MqError, broker_set: str, done: str, done_in: Iterable[st
     )
 
 
-def check_count(name: str, number: int) -> None:
+def check_counts(**numbers: int | None) -> None:
     # Protobuf would refuse it too, with a text that does not name the parameter.
-    if number < 0:
-        raise IllegalRequest(f"{name} is {number}: it must not be negative")
+    for name, number in numbers.items():
+        if number is not None and number < 0:
+            raise IllegalRequest(f"{name} is {number}: it must not be negative")
 
 
 def merged_info(parts: Sequence[pb.TopicInfo]) -> pb.TopicInfo:

@@ -8,18 +8,26 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from mq.client.admin.calls import AdminCalls, Answers, check_count
+from mq.client.admin.calls import AdminCalls, Answers, check_counts
 from mq.client.cluster.topology import in_several_sets
 from mq.client.public import renamed
-from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound
+from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound, UnknownMember
 from mq.wire.v1 import admin_pb2 as pb
-from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST
+from mq.wire.v1.consumer_pb2 import (
+    OFFSET_AT_TIME,
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    LeaveRequest,
+)
 
 OffsetTarget = Literal["earliest", "latest"] | int
+LetterActionName = Literal["resend", "purge"]
 
 _OFFSETS = {"earliest": OFFSET_EARLIEST, "latest": OFFSET_LATEST}
 # The number that a broker lists by default.
 _LETTERS = 32
+_LEASES = 100
+_LETTER_ACTIONS = {"resend": pb.LETTER_ACTION_RESEND, "purge": pb.LETTER_ACTION_PURGE}
 
 
 class GroupAdmin(AdminCalls):
@@ -98,6 +106,25 @@ class GroupAdmin(AdminCalls):
             raise in_several_sets(topic, queue_ids[0], having)
         return having or [one.name for one in directory.broker_sets]
 
+    async def evict_member(self, group: str, member_id: str, reason: str) -> None:
+        """Sends a member away that lives and does nothing: in all broker sets its queues go to
+        other members at once, also those of an ordered group, whatever its handler is doing. The
+        consumer ends with PermissionDenied, which says the reason. UnknownMember: there is none.
+        """
+        if not reason:
+            raise IllegalRequest("reason is empty: say why the member is sent away")
+        replies = await self._ask_all(pb.DescribeGroupRequest(group=group), absent=GroupNotFound)
+        found = replies.all()
+        sets = [
+            name
+            for name, reply in found.items()
+            if any(one.member_id == member_id for one in reply.members)
+        ]
+        if not sets:
+            raise UnknownMember(f"group {group} has no member {member_id}")
+        request = LeaveRequest(group=group, member_id=member_id, reason=reason)
+        await self._change_each(sets, request, f"{member_id} is sent away from group {group}")
+
     async def delete_group(self, group: str) -> None:
         """Deletes a group in all broker sets. GroupNotEmpty while it has members in one."""
         request = pb.DescribeGroupRequest(group=group)
@@ -116,7 +143,7 @@ class GroupAdmin(AdminCalls):
         one at a time, in their order, which otherwise the type of the topic says. None leaves it as
         it is. Returns the settings that hold now.
         """
-        check_count("retries_max", retries_max or 0)
+        check_counts(retries_max=retries_max)
         replies = await self._ask_all(pb.AlterGroupRequest(group=group))
         if retries_max is None and is_ordered is None:
             found = replies.some()
@@ -129,6 +156,45 @@ class GroupAdmin(AdminCalls):
         settings: pb.GroupSettings = min(found.values(), key=lambda one: one.is_default)
         settings.missing_sets[:] = replies.missing
         return settings
+
+    async def list_leases(
+        self, group: str, topic: str = "", max_leases: int = 0, *, page: str = ""
+    ) -> pb.ListLeasesResponse:
+        """Lists the messages that members of the group have received and not acknowledged, and
+        those that wait to be received again, by topic and queue. Go on with `next_page` of the
+        answer; the totals are of all. GroupNotFound.
+        """
+        check_counts(max_leases=max_leases)
+        sets = await self._set_names()
+        begin, _, at = page.partition("=")
+        if page and (begin not in sets or not at):
+            raise IllegalRequest(
+                f"page = {page[:60]!r} is none: give `next_page` of the answer before, or leave it "
+                "out"
+            )
+        requests = {
+            name: pb.ListLeasesRequest(
+                group=group, topic=topic, leases_max=max_leases, page=at if name == begin else ""
+            )
+            for name in sets
+        }
+        replies = await self._ask_all(requests, absent=GroupNotFound)
+        answer = pb.ListLeasesResponse(missing_sets=replies.missing)
+        room = max_leases or _LEASES
+        # One set after the other.
+        for name, found in replies.some().items():
+            answer.leased += found.leased
+            answer.waiting += found.waiting
+            if (begin and sets.index(name) < sets.index(begin)) or answer.next_page:
+                continue
+            leases = found.leases[: room - len(answer.leases)]
+            answer.leases.extend(leases)
+            if len(leases) < len(found.leases):
+                left = found.leases[len(leases)]
+                answer.next_page = f"{name}={left.topic}/{left.queue_id}/{left.start}"
+            elif found.next_page:
+                answer.next_page = f"{name}={found.next_page}"
+        return answer
 
     # Dead letters
 
@@ -193,11 +259,34 @@ class GroupAdmin(AdminCalls):
         """Deletes the dead letters before this queue offset, or all (0), and returns how many. An
         offset needs a broker set when several have dead letters of the group.
         """
-        check_count("before_offset", before_offset)
+        check_counts(before_offset=before_offset)
         request = pb.PurgeDeadLettersRequest(group=group, before_offset=before_offset)
         sets = await self._sets_with_letters(group, broker_set, is_single=before_offset > 0)
         answers = await self._change_each(sets, request, "they are gone")
         return sum(one.messages for one in answers.values())
+
+    async def settle_dead_letters(
+        self,
+        group: str,
+        queue_offsets: Iterable[int],
+        action: LetterActionName,
+        *,
+        again: bool = False,
+        broker_set: str = "",
+    ) -> list[pb.LetterOutcome]:
+        """Resends or purges chosen dead letters, and returns what became of each, in the order of
+        their offsets: what fails for one stops no other. A letter that was resent stays in the
+        list, and is resent another time only with `again`. A broker set is needed when several have
+        dead letters of the group. TopicNotFound when the group never had one.
+        """
+        if action not in _LETTER_ACTIONS:
+            raise IllegalRequest(f"action = {action!r}: use 'resend' or 'purge'")
+        request = pb.SettleDeadLettersRequest(
+            group=group, queue_offsets=queue_offsets, action=_LETTER_ACTIONS[action], again=again
+        )
+        (name,) = await self._sets_with_letters(group, broker_set, is_single=True)
+        answer: pb.SettleDeadLettersResponse = await self._ask(name, request)
+        return list(answer.outcomes)
 
     async def _sets_with_letters(
         self, group: str, broker_set: str, *, is_single: bool
@@ -218,10 +307,10 @@ class GroupAdmin(AdminCalls):
 def _places(queue_offset: int | Mapping[str, int], sets: Sequence[str]) -> dict[str, int]:
     """The offset to begin at in each set. IllegalRequest."""
     if isinstance(queue_offset, int):
-        check_count("queue_offset", queue_offset)
+        check_counts(queue_offset=queue_offset)
         return dict.fromkeys(sets, queue_offset)
     for number in queue_offset.values():
-        check_count("queue_offset", number)
+        check_counts(queue_offset=number)
     return {name: queue_offset.get(name, 0) for name in sets}
 
 
@@ -236,10 +325,7 @@ def _check_one(group: str, sets: Iterable[str]) -> None:
 
 
 def _merged_letters(
-    found: Mapping[str, Any],
-    places: Mapping[str, int],
-    max_messages: int,
-    missing: Iterable[str],
+    found: Mapping[str, Any], places: Mapping[str, int], max_messages: int, missing: Iterable[str]
 ) -> pb.ListDeadLettersResponse:
     """The oldest of all sets; `next_offsets` points at the first ones that are left out."""
     if len(found) == 1:
@@ -266,6 +352,9 @@ def _merged_letters(
                 break
             answer.messages.append(letter)
             answer.next_offsets[name] = letter.queue_offset + 1
+        resent = {one for each in found.values() for one in each.resent_ids}
+        shown = [one.message_id for one in answer.messages]
+        answer.resent_ids.extend(one for one in shown if one in resent)
     answer.missing_sets[:] = missing
     return answer
 

@@ -2,8 +2,8 @@
 
 Broker sets are separate logs, and each decides by what it has: a change is written to all of them,
 with the same times, ids and hashes, which are made here. Neither the secret of a new key nor a new
-password crosses the wire. `describe_access` shows a set that differs, `sync_access` brings it in
-line.
+password crosses the wire. `describe_access` shows a set that differs, as an `AccessView`, and
+`sync_access` brings it in line.
 
 What is made of what was read, such as one more role of a user, is written for the version that was
 read, and made anew if another administrator was faster. It is made of what the first set has, by
@@ -19,33 +19,24 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mq.access import keys, passwords, policies
 from mq.access.keys import ApiKey
 from mq.access.policies import Resource
-from mq.client.admin.access import AccessView, difference, is_copyable, unexpired, view_of
+from mq.access.views import AccessView, difference, is_copyable, unexpired, view_of
 from mq.client.admin.calls import AdminCalls
 from mq.client.cluster.retry import back_off_s
 from mq.errors import IllegalRequest, MqError, Unauthenticated, UserNotFound, VersionMismatch
+from mq.wire.v1 import security_pb2 as wire
 from mq.wire.v1.security_pb2 import (
-    API_KEY,
-    HMAC_SHA1,
-    PASSWORD,
     AccessChange,
     AccessNamespace,
     AccessPolicy,
     ChangeAccessRequest,
-    CheckAccessRequest,
-    CheckAccessResponse,
     Credential,
-    DescribeAccessRequest,
-    LoginRequest,
-    LoginResponse,
     Quota,
     User,
-    WhoAmIRequest,
-    WhoAmIResponse,
 )
 
 # The number that a broker takes at once.
@@ -96,7 +87,7 @@ class SecurityAdmin(AdminCalls):
         """
         if broker_set:
             await self._known_set(broker_set)
-        replies = await self._ask_all(DescribeAccessRequest())
+        replies = await self._ask_all(wire.DescribeAccessRequest())
         found = replies.some()
         if broker_set in replies.missing:
             raise replies.missing[broker_set]
@@ -134,7 +125,7 @@ class SecurityAdmin(AdminCalls):
         return await self._undisturbed(partial(self._sync, source, has_credentials=has_credentials))
 
     async def _sync(self, source: str, *, has_credentials: bool) -> dict[str, list[AccessChange]]:
-        request = DescribeAccessRequest(with_proofs=has_credentials)
+        request = wire.DescribeAccessRequest(with_proofs=has_credentials)
         view = view_of((await self._ask_all(request)).all(), source)
         wanted = unexpired(view.state, _now_ms()) if has_credentials else view.state
         left: dict[str, list[AccessChange]] = {}
@@ -254,8 +245,7 @@ class SecurityAdmin(AdminCalls):
         """
         view = await self._view()
         view.user(name)
-        changes = [AccessChange(drop_user=name)]
-        await self._write(view.states, changes, f"user {name} is deleted")
+        await self._write_one(view, f"user {name} is deleted", drop_user=name)
 
     # Keys
 
@@ -268,7 +258,7 @@ class SecurityAdmin(AdminCalls):
         credential = Credential(
             id=made.id,
             user=user,
-            type=API_KEY,
+            type=wire.API_KEY,
             proof=keys.digest(made.secret),
             created_at_ms=_now_ms(),
             expires_at_ms=expires_at_ms,
@@ -285,7 +275,7 @@ class SecurityAdmin(AdminCalls):
         credential = Credential(
             id=made.id,
             user=user,
-            type=HMAC_SHA1,
+            type=wire.HMAC_SHA1,
             proof=made.secret.encode(),
             created_at_ms=_now_ms(),
         )
@@ -312,7 +302,7 @@ class SecurityAdmin(AdminCalls):
         """
         view = await self._view()
         found = view.credentials(key_id)
-        if not found or found[0].type == PASSWORD:
+        if not found or found[0].type == wire.PASSWORD:
             raise IllegalRequest(f"there is no key {key_id[:200]!r}: `mq key list` shows all")
         await self._drop_credential(key_id, view.states)
 
@@ -329,8 +319,7 @@ class SecurityAdmin(AdminCalls):
         policy = AccessPolicy(subject=subject, line=str(policies.parse(line)))
         view = await self._view()
         _check_policy_subject(view, subject)
-        changes = [AccessChange(put_policy=policy)]
-        await self._write(view.states, changes, "the policy is added")
+        await self._write_one(view, "the policy is added", put_policy=policy)
         return policy
 
     async def remove_policy(self, subject: str, line: str) -> AccessPolicy:
@@ -341,17 +330,16 @@ class SecurityAdmin(AdminCalls):
             raise IllegalRequest(
                 f"{subject} has no line {policy.line!r}: `mq policy list` shows what it has"
             )
-        changes = [AccessChange(drop_policy=policy)]
-        await self._write(view.states, changes, "the policy is removed")
+        await self._write_one(view, "the policy is removed", drop_policy=policy)
         return policy
 
     async def check_access(
         self, user: str, action: str, resource: Resource, *, address: str = ""
-    ) -> SetAnswers[CheckAccessResponse]:
+    ) -> SetAnswers[wire.CheckAccessResponse]:
         """What each broker set would decide, and by which line; nothing is done. `address`: of the
         client, for lines with a network. UserNotFound.
         """
-        request = CheckAccessRequest(
+        request = wire.CheckAccessRequest(
             user=user, action=action, kind=resource.kind, name=resource.name, address=address
         )
         replies = await self._ask_all(request, absent=UserNotFound)
@@ -368,8 +356,7 @@ class SecurityAdmin(AdminCalls):
         """
         view = await self._view()
         _check_quota_subject(view, quota.subject)
-        changes = [AccessChange(put_quota=quota)]
-        await self._write(view.states, changes, "the quota is set")
+        await self._write_one(view, "the quota is set", put_quota=quota)
 
     async def alter_quota(self, subject: str, limits: Mapping[str, int]) -> Quota:
         """Sets these limits of `user:NAME`, `namespace:NAME` or `default`, by the fields of a
@@ -399,8 +386,7 @@ class SecurityAdmin(AdminCalls):
         view = await self._view()
         if not view.quotas(subject):
             raise _no_quota(subject)
-        changes = [AccessChange(drop_quota=subject)]
-        await self._write(view.states, changes, "the quota is removed")
+        await self._write_one(view, "the quota is removed", drop_quota=subject)
 
     async def create_namespace(self, name: str) -> AccessNamespace:
         """Creates a namespace, which users are put into by `alter_user`. IllegalRequest when there
@@ -411,8 +397,7 @@ class SecurityAdmin(AdminCalls):
         if len(there) == len(view.states):
             raise IllegalRequest(f"there is a namespace {name} already")
         namespace = there[0] if there else AccessNamespace(name=name, created_at_ms=_now_ms())
-        changes = [AccessChange(put_namespace=namespace)]
-        await self._write(view.states, changes, f"namespace {name} is created")
+        await self._write_one(view, f"namespace {name} is created", put_namespace=namespace)
         return namespace
 
     async def delete_namespace(self, name: str) -> None:
@@ -428,16 +413,15 @@ class SecurityAdmin(AdminCalls):
                 f"namespace {name} is that of {shown}: give them another one first (`mq user "
                 "alter`)"
             )
-        changes = [AccessChange(drop_namespace=name)]
-        await self._write(view.states, changes, f"namespace {name} is deleted")
+        await self._write_one(view, f"namespace {name} is deleted", drop_namespace=name)
 
     # The caller
 
-    async def who_am_i(self) -> SetAnswers[WhoAmIResponse]:
+    async def who_am_i(self) -> SetAnswers[wire.WhoAmIResponse]:
         """By which name each broker set knows this client. Sets that do not know it are left out;
         Unauthenticated when none does.
         """
-        replies = await self._ask_all(WhoAmIRequest(), absent=Unauthenticated)
+        replies = await self._ask_all(wire.WhoAmIRequest(), absent=Unauthenticated)
         return SetAnswers(replies.some().items(), replies.missing)
 
     async def login(self, user: str, password: str) -> Session:
@@ -445,7 +429,7 @@ class SecurityAdmin(AdminCalls):
         goes to each of them as it is: use TLS. Unauthenticated.
         """
         made = keys.new()
-        request = LoginRequest(
+        request = wire.LoginRequest(
             user=user, password=password, key_id=made.id, key_digest=keys.digest(made.secret)
         )
         # Brokers tell of the other sets to those that they know: one of them comes first.
@@ -453,10 +437,11 @@ class SecurityAdmin(AdminCalls):
         async with self._presenting(made) as known:
             return await known._complete_login(made, request, first.expires_at_ms)  # noqa: SLF001
 
-    async def _first_login(self, request: LoginRequest) -> LoginResponse:
+    async def _first_login(self, request: wire.LoginRequest) -> wire.LoginResponse:
         """At the set of the first broker that the user named, if that answers."""
         seeds = self._connection.seeds
-        answer: LoginResponse = await self._connection.call(request, self._timeout_s, first=seeds)
+        call = self._connection.call(request, self._timeout_s, first=seeds)
+        answer: wire.LoginResponse = await call
         return answer
 
     def _presenting(self, key: ApiKey) -> SecurityAdmin:
@@ -465,18 +450,19 @@ class SecurityAdmin(AdminCalls):
         return type(self)(**options, timeout_s=self._timeout_s)
 
     async def _complete_login(
-        self, key: ApiKey, request: LoginRequest, expires_at_ms: int
+        self, key: ApiKey, request: wire.LoginRequest, expires_at_ms: int
     ) -> Session:
         """In the sets that do not know the key yet."""
         sets = await self._set_names()
-        known = await self._ask_all(dict.fromkeys(sets, WhoAmIRequest()), absent=Unauthenticated)
+        asking = dict.fromkeys(sets, wire.WhoAmIRequest())
+        known = await self._ask_all(asking, absent=Unauthenticated)
         lacking = [
             name
             for name in sets
             if name not in known.found or known.found[name].credential != key.id
         ]
         replies = await self._ask_all(dict.fromkeys(lacking, request), absent=Unauthenticated)
-        answers: list[LoginResponse] = list(replies.found.values())
+        answers: list[wire.LoginResponse] = list(replies.found.values())
         return Session(
             key,
             min([expires_at_ms, *(one.expires_at_ms for one in answers)]),
@@ -500,7 +486,7 @@ class SecurityAdmin(AdminCalls):
 
     async def _view(self) -> AccessView:
         """For writes: all sets must answer."""
-        return view_of((await self._ask_all(DescribeAccessRequest())).all())
+        return view_of((await self._ask_all(wire.DescribeAccessRequest())).all())
 
     async def _with_similar(self, error: MqError, user: str) -> MqError:
         """The error that there is no such user, with the names that may have been meant."""
@@ -513,7 +499,7 @@ class SecurityAdmin(AdminCalls):
 
     async def _answering_sets(self) -> list[str]:
         """All sets; raises when one does not answer. Also for callers that may describe nothing."""
-        return sorted((await self._ask_all(WhoAmIRequest())).all())
+        return sorted((await self._ask_all(wire.WhoAmIRequest())).all())
 
     async def _write(
         self,
@@ -530,13 +516,16 @@ class SecurityAdmin(AdminCalls):
         answers = await self._change_each(sets, requests, done)
         return {name: answer.version for name, answer in answers.items()}
 
+    async def _write_one(self, view: AccessView, done: str, **change: Any) -> None:
+        await self._write(view.states, [AccessChange(**change)], done)
+
     async def _change_read(
         self, change: Callable[[AccessView], tuple[list[AccessChange], T]], done: str
     ) -> T:
         """Writes what is made of what is there: `change` returns the changes, and the result."""
 
         async def attempt() -> T:
-            states = (await self._ask_all(DescribeAccessRequest())).all()
+            states = (await self._ask_all(wire.DescribeAccessRequest())).all()
             view = view_of(states, min(states))
             changes, result = change(view)
             versions = {name: one.version for name, one in view.states.items()}
@@ -569,7 +558,7 @@ async def _password_of(user: str, password: str) -> Credential:
     passwords.check(password)
     proof = await asyncio.to_thread(passwords.hashed, password)
     return Credential(
-        id=_password_id(user), user=user, type=PASSWORD, proof=proof, created_at_ms=_now_ms()
+        id=_password_id(user), user=user, type=wire.PASSWORD, proof=proof, created_at_ms=_now_ms()
     )
 
 

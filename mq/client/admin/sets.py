@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.admin.calls import AdminCalls, check_count
+from mq.client.admin.calls import AdminCalls, check_counts
 from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import now_s
 from mq.client.public import renamed
@@ -119,6 +119,17 @@ class SetAdmin(AdminCalls):
         answer: pb.BrokerStatusResponse = await self._ask_broker(server or "", request)
         return answer
 
+    async def list_clients(
+        self, server: str | None = None, max_clients: int = 0, *, page: str = ""
+    ) -> pb.ListClientsResponse:
+        """The connections of `server`, or of any broker, the oldest first. Go on with `next_page`
+        of the answer.
+        """
+        check_counts(max_clients=max_clients)
+        request = pb.ListClientsRequest(clients_max=max_clients, page=page)
+        answer: pb.ListClientsResponse = await self._ask_broker(server or "", request)
+        return answer
+
     async def get_config(self, server: str | None = None) -> list[pb.ConfigOption]:
         """The options of `server`, or of any broker."""
         answer: pb.ConfigList = await self._ask_broker(server or "", pb.GetConfigRequest())
@@ -172,8 +183,7 @@ class SetAdmin(AdminCalls):
     @renamed(bytes_max="max_bytes")
     async def read_log(self, server: str, log_offset: int = 0, max_bytes: int = 0) -> pb.LogChunk:
         """Reads bytes of the log of one broker from there on. See proto/mq/v1/admin.proto."""
-        check_count("log_offset", log_offset)
-        check_count("max_bytes", max_bytes)
+        check_counts(log_offset=log_offset, max_bytes=max_bytes)
         request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=max_bytes)
         answer: pb.LogChunk = await self._ask_broker(server, request)
         return answer

@@ -17,7 +17,7 @@ from mq.client.admin.calls import (
     AdminCalls,
     Answers,
     Replies,
-    check_count,
+    check_counts,
     merged_info,
     partly_done,
 )
@@ -78,8 +78,7 @@ class TopicAdmin(AdminCalls):
         """
         if type not in _TYPES:
             raise IllegalRequest(f"type {type!r} of topic {topic}: use one of {', '.join(_TYPES)}")
-        check_count("queues", queues)
-        check_count("priorities", priorities)
+        check_counts(queues=queues, priorities=priorities)
         names.check_topic(topic)
         known = await self._set_names()
         chosen = [await self._known_set(one, known) for one in dict.fromkeys(sets or known)]
@@ -110,7 +109,7 @@ class TopicAdmin(AdminCalls):
         part there, or more queues than before. Returns the part in this set when brokers show it to
         clients.
         """
-        check_count("queues", queues)
+        check_counts(queues=queues)
         replies = await self._parts_of(topic, [broker_set])
         parts = {name: one.info for name, one in replies.found.items()}
         if broker_set in replies.missing or not parts:
@@ -142,8 +141,7 @@ class TopicAdmin(AdminCalls):
         its own. To shrink without loss lower `write_queues`, let consumers finish, then lower
         `read_queues`.
         """
-        for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
-            check_count(name, count or 0)
+        check_counts(write_queues=write_queues, read_queues=read_queues)
         replies = await self._parts_of(topic, [broker_set] if broker_set else [])
         sets = [broker_set] if broker_set else list(replies.all())
         if broker_set:
@@ -427,6 +425,7 @@ def _merged_summary(parts: Sequence[pb.TopicSummary]) -> pb.TopicSummary:
     return pb.TopicSummary(
         info=merged_info([one.info for one in parts]),
         messages=sum(one.messages for one in parts),
+        messages_written=sum(one.messages_written for one in parts),
         broker_sets=[name for one in parts for name in one.broker_sets],
     )
 

@@ -43,6 +43,9 @@ _BATCH_BYTES_MAX = 16 << 20
 # Assumed of a compressed body whose header does not tell its size.
 _BODY_BYTES_USUAL = 4 << 20
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+_TIME = pa.timestamp("us", "UTC")
+_INT32_MAX = (1 << 31) - 1
+_WITH_ORIGINS = (RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC)
 # How many unreadable messages of one batch are logged one by one.
 _LOGGED_MAX = 20
 
@@ -63,8 +66,8 @@ def message_schema(*, with_properties: bool) -> pa.Schema:
     if with_properties:
         fields.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
     fields += [
-        pa.field("born_at", pa.timestamp("us", "UTC")),
-        pa.field("stored_at", pa.timestamp("us", "UTC")),
+        pa.field("born_at", _TIME),
+        pa.field("stored_at", _TIME),
         pa.field("message_id", pa.string()),
         pa.field("delivery_attempt", pa.int32()),
     ]
@@ -123,8 +126,8 @@ def _batch(
         "queue_offset": pa.array(rows.queue_offsets),
         "tag": or_null(texts.tag, opened.tag.sizes > 0),
         "ordering_key": or_null(texts.ordering_key, opened.ordering_key.sizes > 0),
-        "born_at": _times(kinds["born_at"], opened.born_at_ms),
-        "stored_at": _times(kinds["stored_at"], rows.stored_at_ms),
+        "born_at": _times(opened.born_at_ms),
+        "stored_at": _times(rows.stored_at_ms),
         "message_id": numbered_texts(f"{ref.broker_set}:", rows.log_offsets),
         "delivery_attempt": _attempts(ref.topic, opened),
     }
@@ -268,18 +271,27 @@ def _list_array(kind: pa.DataType, many: Many, values: pa.Array, count: int) -> 
     return pa.Array.from_buffers(kind, count, buffers, children=[values])
 
 
-def _times(kind: pa.DataType, times_ms: Numbers) -> pa.Array:
+def time_us(time_ms: int) -> int | None:
     """A time outside the years 1 to 9999 is null: Python and Spark cannot represent it."""
+    return time_ms * 1000 if _YEAR_1_MS <= time_ms < _YEAR_10000_MS else None
+
+
+def _times(times_ms: Numbers) -> pa.Array:
+    """As `time_us`."""
     is_time = (times_ms >= _YEAR_1_MS) & (times_ms < _YEAR_10000_MS)
-    return number_array(kind, np.where(is_time, times_ms, 0) * 1000, is_time)
+    return number_array(_TIME, np.where(is_time, times_ms, 0) * 1000, is_time)
+
+
+def attempt_of(topic: str, attempts: int) -> int:
+    """Only the broker's own topics have origins that count: elsewhere a producer may set any."""
+    return min(attempts + 1, _INT32_MAX) if topic.startswith(_WITH_ORIGINS) else 1
 
 
 def _attempts(topic: str, opened: FrameFields) -> pa.Array:
-    """Only the broker's own topics have origins that count: elsewhere a producer may set any."""
-    if not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC)):
+    """As `attempt_of`."""
+    if not topic.startswith(_WITH_ORIGINS):
         return pa.repeat(pa.scalar(1, pa.int32()), len(opened.attempts))
-    attempts = np.minimum(opened.attempts + 1, np.iinfo(np.int32).max)
-    return pa.array(attempts.astype(np.int32))
+    return pa.array(np.minimum(opened.attempts + 1, _INT32_MAX).astype(np.int32))
 
 
 def _log_unreadable(rows: Rows, ref: QueueRef, unreadable: Mapping[int, str]) -> None:

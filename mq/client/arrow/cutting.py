@@ -23,19 +23,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mq.client.arrow.encoding import Encoded, Int64s, stamp
+from mq.client.arrow.encoding import Encoded, Int64s, by_queue, joined, stamp, weights
 from mq.client.encode import place
 from mq.client.messages import QueueRef
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from mq.names import SINK_PREFIX
-from mq.wire import varint
 
 # The first batches of a queue are small, so that sending begins early. Later ones grow: the broker
 # remembers the newest thousand, which should be all of a large partition.
 _BYTES_MIN, _DOUBLINGS, _DOUBLES_AFTER = 256 << 10, 3, 32
-# What a batch has for each message and each key beside the frames.
-_ROW_BYTES, _KEY_BYTES = 12, 8
 _BATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 30, 14, 19
 _NUMBER_MAX = (1 << _NUMBER_BITS) - 1
 
@@ -80,11 +77,11 @@ class _QueueBuffer:
         """Batches that are complete now, each with the first row that did not fit. `rows`: the
         numbers of the rows within the partition.
         """
-        weights = encoded.frame_sizes + encoded.key_counts * _KEY_BYTES + _ROW_BYTES
-        ends = np.cumsum(weights)
+        sizes = weights(encoded)
+        ends = np.cumsum(sizes)
         start = 0
         while start < len(ends):
-            before = int(ends[start] - weights[start])
+            before = int(ends[start] - sizes[start])
             room = self._bytes_max - self._bytes
             end = max(start, int(np.searchsorted(ends, before + room, "right")))
             if end == start and not self._parts:
@@ -135,7 +132,7 @@ class Cutter:
     def add(self, encoded: Encoded, born_at_ms: int) -> Iterator[NumberedBatch]:
         """Adds rows. Returns the batches that are complete now."""
         cuts: list[Cut] = []
-        for at, rows in self._by_queue(encoded):
+        for at, rows in by_queue(encoded, len(self._queues)):
             own = encoded if rows is None else encoded.take(rows)
             numbers = np.arange(len(own.frame_sizes)) if rows is None else rows
             buffer = self._buffers.setdefault(at, _QueueBuffer())
@@ -149,16 +146,6 @@ class Cutter:
         left = [(at, rows) for at, rows in sorted(self._buffers.items()) if rows]
         cuts = (Cut(self._rows, at, rows.take()) for at, rows in left)
         return self._numbered(cuts, born_at_ms)
-
-    def _by_queue(self, encoded: Encoded) -> Iterable[tuple[int, Int64s | None]]:
-        """The position of each queue in `queues`, or ANY, with its rows; None: all rows."""
-        if not encoded.is_ordered.any():
-            return [(self.ANY, None)]
-        positions = (encoded.ordering_hashes % np.uint64(len(self._queues))).astype(np.int64)
-        positions[~encoded.is_ordered] = self.ANY
-        order = np.argsort(positions, kind="stable")
-        bounds = np.flatnonzero(np.diff(positions[order])) + 1
-        return [(int(positions[rows[0]]), rows) for rows in np.split(order, bounds)]
 
     def _numbered(self, cuts: Iterable[Cut], born_at_ms: int) -> Iterator[NumberedBatch]:
         for cut in cuts:
@@ -175,29 +162,13 @@ class Cutter:
             yield self._batch(cut, queue, born_at_ms)
 
     def _batch(self, cut: Cut, queue: QueueRef, born_at_ms: int) -> NumberedBatch:
-        frames = np.concatenate([part.frame_bytes() for part in cut.parts])
+        rows = joined(cut.parts)
+        frames = rows.frame_bytes()
         check = zlib.crc32(frames.data, cut.row_count) & ((1 << _CHECK_BITS) - 1)
         sequence = (self._batch_id << _NUMBER_BITS | self._number) << _CHECK_BITS | check
-        frame_sizes = np.concatenate([part.frame_sizes for part in cut.parts])
-        is_unstamped = np.concatenate([part.is_unstamped for part in cut.parts])
-        if is_unstamped.any():
-            stamp(frames, np.cumsum(frame_sizes)[is_unstamped], born_at_ms)
-        tag_hashes = np.concatenate([part.tag_hashes for part in cut.parts])
-        key_hashes = np.concatenate([part.key_hashes for part in cut.parts])
-        columns = [
-            _column(0x2A, tag_hashes.astype("<u8").tobytes()),
-            _column(0x32, frame_sizes.astype("<u4").tobytes()),
-        ]
-        if len(key_hashes):
-            key_counts = np.concatenate([part.key_counts for part in cut.parts])
-            columns += (
-                _column(0x3A, key_hashes.astype("<u8").tobytes()),
-                _column(0x42, key_counts.astype("<u4").tobytes()),
-            )
+        if rows.is_unstamped.any():
+            frames = frames.copy()
+            stamp(frames, np.cumsum(rows.frame_sizes)[rows.is_unstamped], born_at_ms)
         head = place(self._topic, queue.queue_id, self._producer_id, sequence)
-        data = b"".join((head, *columns, frames.data))
+        data = b"".join((head, *rows.columns(), frames.data))
         return NumberedBatch(queue, sequence, cut.row_count, data)
-
-
-def _column(tag: int, data: bytes) -> bytes:
-    return bytes((tag,)) + varint.encode(len(data)) + data

@@ -10,8 +10,8 @@ is stamped when the row is sent: until then its bytes do not depend on the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import lz4.frame
 import numpy as np
@@ -23,6 +23,7 @@ from mq.client.encode import (
     MESSAGE_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
+    Prepared,
 )
 from mq.errors import IllegalRequest, MessageTooLarge
 from mq.hashing import text_hashes
@@ -41,7 +42,7 @@ _MESSAGE = 0x7A
 _COMPRESSED = b"\x38\x01"
 # The placeholder has as many bytes as any time from 1971 to 2109.
 _BORN_BYTES = 6
-_NO_TIME = bytes([_BORN]) + varint.encode(1 << 35)
+_NO_TIME_MS = 1 << 35
 # Arrow's offsets have 32 bits, and memory has to be bounded.
 _SLICE_BYTES = 64 << 20
 
@@ -96,6 +97,65 @@ class Encoded(NamedTuple):
         first = np.frombuffer(offsets, np.int32)[self.frames.offset]
         return np.frombuffer(data, np.uint8)[first : first + int(self.frame_sizes.sum())]
 
+    def columns(self) -> list[bytes]:
+        """The columns of a batch of these rows, as they stand before its frames."""
+        made = [
+            _column(0x2A, self.tag_hashes.astype("<u8")),
+            _column(0x32, self.frame_sizes.astype("<u4")),
+        ]
+        if len(self.key_hashes):
+            made.append(_column(0x3A, self.key_hashes.astype("<u8")))
+            made.append(_column(0x42, self.key_counts.astype("<u4")))
+        return made
+
+    def prepared(self) -> Prepared:
+        """A batch of these rows, whose times are known."""
+        columns = b"".join((*self.columns(), self.frame_bytes().data))
+        return Prepared(columns, self.frame_sizes.astype("<u4").tobytes())
+
+
+def joined(parts: Sequence[Encoded]) -> Encoded:
+    if len(parts) == 1:
+        return parts[0]
+    frames, *columns = zip(*parts, strict=True)
+    return Encoded(pa.concat_arrays(frames), *map(np.concatenate, columns))
+
+
+def by_queue(encoded: Encoded, queues: int) -> list[tuple[int, Int64s | None]]:
+    """The positions of queues, -1 for any of them, with their rows; None: all rows. Rows with an
+    ordering key go to the queue to which a producer sends them.
+    """
+    if not encoded.is_ordered.any():
+        return [(-1, None)]
+    positions = (encoded.ordering_hashes % np.uint64(queues)).astype(np.int64)
+    positions[~encoded.is_ordered] = -1
+    order = np.argsort(positions, kind="stable")
+    bounds = np.flatnonzero(np.diff(positions[order])) + 1
+    return [(int(positions[rows[0]]), rows) for rows in np.split(order, bounds)]
+
+
+# What a batch has for each message and each key beside the frames.
+_ROW_BYTES, _KEY_BYTES = 12, 8
+
+
+def weights(encoded: Encoded) -> Int64s:
+    """The bytes of each row in a batch."""
+    return encoded.frame_sizes + encoded.key_counts * _KEY_BYTES + _ROW_BYTES
+
+
+def fitting(encoded: Encoded, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Rows that make a batch of up to so many bytes; a larger row is a batch of its own."""
+    ends = np.cumsum(weights(encoded))
+    start, before = 0, 0
+    while start < len(ends):
+        end = max(start + 1, int(np.searchsorted(ends, before + bytes_max, "right")))
+        yield start, end
+        start, before = end, int(ends[end - 1])
+
+
+def _column(tag: int, values: npt.NDArray[Any]) -> bytes:
+    return bytes((tag,)) + varint.encode(values.nbytes) + values.tobytes()
+
 
 def slices(
     rows: pa.RecordBatch | pa.Table, slice_bytes: int = _SLICE_BYTES
@@ -110,9 +170,12 @@ def slices(
             yield part
 
 
-def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Encoded:
+def encode(
+    batch: pa.RecordBatch, topic: str, compress_above_bytes: int, born_at_ms: int | None = None
+) -> Encoded:
     """Reads the columns body, keys, tag, ordering_key, properties and born_at; others are ignored.
-    Raises IllegalRequest or MessageTooLarge with the topic if a row cannot be a message.
+    `born_at_ms`: of rows without a time; None: they are stamped later. Raises IllegalRequest or
+    MessageTooLarge with the topic if a row cannot be a message.
     """
     columns = {name: batch.column(name) for name in batch.schema.names}
     count = batch.num_rows
@@ -139,7 +202,7 @@ def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Enco
         is_ordered = _lengths(ordering_keys) > 0
     if is_compressed.any():
         pieces.append(_where(is_compressed, _COMPRESSED))
-    born, is_unstamped = _born(columns.get("born_at"), count)
+    born, is_unstamped = _born(columns.get("born_at"), count, born_at_ms)
     pieces.append(born)
     lengths = sum((_lengths(piece) for piece in pieces), np.zeros(count, np.int64))
     _check_bodies(_lengths(bodies), topic)
@@ -272,14 +335,17 @@ def _check_sizes(lengths: Int64s, topic: str) -> None:
         )
 
 
-def _born(column: pa.Array | None, count: int) -> tuple[pa.Array, Bools]:
+def _born(column: pa.Array | None, count: int, otherwise_ms: int | None) -> tuple[pa.Array, Bools]:
+    no_time_ms = _NO_TIME_MS if otherwise_ms is None else otherwise_ms
     if column is None:
-        offsets = np.arange(count + 1) * len(_NO_TIME)
-        return _binary(offsets, np.frombuffer(_NO_TIME * count, np.uint8)), np.ones(count, np.bool_)
+        piece = bytes([_BORN]) + varint.encode(no_time_ms)
+        is_unstamped = np.full(count, otherwise_ms is None)
+        return _where(np.ones(count, np.bool_), piece), is_unstamped
     micros = pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz)), pa.int64())
-    is_unstamped = np.asarray(pc.is_null(micros))
+    has_no_time = np.asarray(pc.is_null(micros))
     at_ms = _int64s(pc.fill_null(micros, 0)) // 1_000
-    at_ms[is_unstamped] = 1 << 35
+    at_ms[has_no_time] = no_time_ms
+    is_unstamped = has_no_time & (otherwise_ms is None)
     return _numbers(at_ms.view(np.uint64), _BORN), is_unstamped
 
 
@@ -333,7 +399,27 @@ def _joined_by_row(pieces: list[pa.Array], counts: Int64s) -> pa.Array:
 def _join(pieces: list[pa.Array]) -> pa.Array:
     if len(pieces[0]) == 0:
         return pa.array([], pa.binary())
-    return pc.binary_join_element_wise(*pieces, b"")
+    tables: list[npt.NDArray[np.uint8]] = []
+    for piece in pieces:
+        if (table := _table(piece)) is None:
+            return pc.binary_join_element_wise(*pieces, b"")
+        tables.append(table)
+    # All rows are alike: columns of bytes are copied, which takes half of the time.
+    rows: npt.NDArray[np.uint8] = np.concatenate(tables, axis=1)
+    return _binary(np.arange(len(rows) + 1) * rows.shape[1], rows)
+
+
+def _table(piece: pa.Array) -> npt.NDArray[np.uint8] | None:
+    """The bytes as a table, if all rows have as many."""
+    _, offsets, data = piece.buffers()
+    kind = np.int64 if pa.types.is_large_binary(piece.type) else np.int32
+    ends = np.frombuffer(offsets, kind)[piece.offset : piece.offset + len(piece) + 1]
+    width = int(ends[1] - ends[0])
+    if (np.diff(ends) != width).any():
+        return None
+    first, last = int(ends[0]), int(ends[-1])
+    flat = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:last]
+    return flat.reshape(len(piece), width)
 
 
 def _binary(offsets: npt.NDArray[np.integer], data: object) -> pa.Array:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from mq.client.arrow.columns import message_schema, record_batches
 from mq.client.arrow.runs import rows_of
 from mq.client.cluster.connection import Connection
-from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.options import wanted_tags
+from mq.client.consumer.pull import QueuePulls
 from mq.client.decode import Page
 from mq.client.lifecycle import Background
 from mq.client.lowlevel import RangeRead

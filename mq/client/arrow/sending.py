@@ -1,31 +1,30 @@
 """Rows of a table as messages of a topic: `Producer.send_arrow`.
 
 A few MiB of rows at a time are encoded and cut into batches on a thread, while the batches before
-them are on their way: one per queue, up to `_IN_FLIGHT_BYTES`. Batches are numbered, so that one
-that is sent again after a lost answer is stored once.
+them are on their way. Batches go the way of all batches of the producer: its order, numbers,
+retries and limits are theirs. Rows with an ordering key go to the queue of that key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import functools
 import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from mq.client.arrow.cutting import Cutter, NumberedBatch
-from mq.client.arrow.encoding import encode, slices
-from mq.client.cluster.connection import Connection
-from mq.client.lowlevel import BatchSender, Shipment, Stored
+from mq.client.arrow.encoding import by_queue, encode, fitting, slices
+from mq.client.encode import Prepared
+from mq.client.messages import QueueRef
+from mq.client.producer.bulk import SendResults
+from mq.client.producer.queues import SendFuture
+from mq.client.producer.sender import Sender
 from mq.errors import IllegalRequest
 
 # Encoded at a time: the loop and other threads wait for the interpreter meanwhile.
 _SLICE_BYTES = 4 << 20
-_IN_FLIGHT_BYTES = 16 << 20
 
 # A pyarrow table or record batch, or an object that exports an Arrow stream (`__arrow_c_stream__`),
 # as data frames of Polars and pandas and relations of DuckDB do.
@@ -40,79 +39,52 @@ class ArrowSendResult(NamedTuple):
     batches: int
 
 
-class ArrowSender:
-    """Sends the tables of one producer. Used on the loop of the connection."""
-
-    def __init__(self, connection: Connection, compress_above_bytes: int) -> None:
-        self._sender = BatchSender(connection)
-        self._compress_above_bytes = compress_above_bytes
-        self._writer = f"producer {uuid.uuid4()}"
-        self._calls = itertools.count()
-
-    async def send(
-        self, topic: str, data: ArrowData, names: Mapping[str, str | None], timeout_s: float
-    ) -> ArrowSendResult:
-        """`names`: the column of each part of a message, see `message_columns`."""
-        table = message_columns(data, names)
-        queues = await self._sender.layout(topic, timeout_s)
-        cutter = Cutter(self._writer, topic, queues, 0, next(self._calls))
-        parts = slices(table, _SLICE_BYTES)
-        in_flight = _InFlight(self._sender, timeout_s)
-        try:
-            while batches := await asyncio.to_thread(self._encoded, parts, topic, cutter):
-                for batch in batches:
-                    await in_flight.send(batch)
-            for batch in cutter.flush(_now_ms()):
-                await in_flight.send(batch)
-            await in_flight.settle(0)
-        finally:
-            in_flight.cancel()
-        return ArrowSendResult(topic, table.num_rows, in_flight.count)
-
-    def _encoded(
-        self, parts: Iterator[pa.RecordBatch], topic: str, cutter: Cutter
-    ) -> list[NumberedBatch]:
-        """The next complete batches; none at the end of the rows."""
-        for part in parts:
-            plain = pa.schema([(field.name, _plain(field.type)) for field in part.schema])
-            encoded = encode(part.cast(plain), topic, self._compress_above_bytes)
-            if batches := list(cutter.add(encoded, _now_ms())):
-                return batches
-        return []
+class _PreparedRows(NamedTuple):
+    # None: any.
+    queue: QueueRef | None
+    batch: Prepared
 
 
-class _InFlight:
-    """The batches of one table that are on their way."""
+async def send_arrow(
+    core: Sender, topic: str, data: ArrowData, names: Mapping[str, str | None], timeout_s: float
+) -> ArrowSendResult:
+    """`names`: the column of each part of a message, see `message_columns`. Returns when all rows
+    are stored; raises the error of the first batch that failed.
+    """
+    table = message_columns(data, names)
+    queues = await core.queues_of_keys(topic, timeout_s)
+    results, count = SendResults(), 0
+    parts = slices(table, _SLICE_BYTES)
+    while (part := next(parts, None)) is not None:
+        prepared = await asyncio.to_thread(_prepared, part, topic, core, queues)
+        for queue, batch in prepared:
+            future = SendFuture()
+            queue_id, broker_set = (
+                (None, "") if queue is None else (queue.queue_id, queue.broker_set)
+            )
+            args = batch, queue_id, future, timeout_s, broker_set
+            add = functools.partial(core.accumulator.add_prepared, topic, *args)
+            await core.added(topic, add, timeout_s)
+            results.add(future, batch.count)
+            count += 1
+    await results.settled()
+    results.raise_first()
+    return ArrowSendResult(topic, table.num_rows, count)
 
-    def __init__(self, sender: BatchSender, timeout_s: float) -> None:
-        self.count = 0
-        self._sender = sender
-        self._timeout_s = timeout_s
-        self._tasks: deque[tuple[int, asyncio.Task[Stored]]] = deque()
-        self._bytes = 0
 
-    async def send(self, batch: NumberedBatch) -> None:
-        """Waits while there is too much on its way. Raises the error of an earlier batch."""
-        size = len(batch.data)
-        await self.settle(max(0, _IN_FLIGHT_BYTES - size))
-        work = self._sender.send(Shipment(batch.queue, batch.data), self._timeout_s)
-        self._tasks.append((size, asyncio.create_task(work)))
-        self._bytes += size
-        self.count += 1
-
-    async def settle(self, bytes_max: int) -> None:
-        """Returns when no more than so many bytes are on their way."""
-        while self._bytes > bytes_max:
-            size, task = self._tasks[0]
-            await task
-            self._tasks.popleft()
-            self._bytes -= size
-
-    def cancel(self) -> None:
-        for _, task in self._tasks:
-            task.cancel()
-            # The first error was raised; asyncio would log those of the others.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+def _prepared(
+    part: pa.RecordBatch, topic: str, core: Sender, queues: Sequence[QueueRef]
+) -> list[_PreparedRows]:
+    plain = pa.schema([(field.name, _plain(field.type)) for field in part.schema])
+    born_at_ms = time.time_ns() // 1_000_000
+    options = core.options
+    encoded = encode(part.cast(plain), topic, options.compress_above_bytes, born_at_ms)
+    return [
+        _PreparedRows(None if at < 0 else queues[at], own.slice(start, end).prepared())
+        for at, rows in by_queue(encoded, len(queues))
+        for own in [encoded if rows is None else encoded.take(rows)]
+        for start, end in fitting(own, options.batch_bytes)
+    ]
 
 
 # -- columns ---------------------------------------------------------------------------------------
@@ -197,7 +169,3 @@ _PARTS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "properties": (_is_text_map, "map<string, string>"),
     "born_at": (pa.types.is_timestamp, "timestamp"),
 }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,7 +2,8 @@
 
 Any one broker is enough to find the others, of all sets. A known leader may be stale and is only a
 place to start: a follower redirects to the leader, and calls go there. Retries of sends and of
-streams are not made here. Everything runs on the event loop that uses it first.
+streams are not made here. Everything runs on the event loop that uses it first; `Servers`,
+`Avoidance` and `Attempts` are pure but for the log: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.channels import Channels
+from mq.client.cluster.channels import Channels, Credentials, Security
 from mq.client.cluster.retry import CALL_TIMEOUT_S, CallTarget, Retry, cancelled, now_s
-from mq.client.cluster.security import Credentials, Security
-from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
 from mq.client.cluster.topology import Topology
 from mq.client.lifecycle import AsyncClient
 from mq.errors import (
@@ -42,16 +41,33 @@ LAST_WORD_S = 0.15
 _ROUTE_ATTEMPT_S = 1.0
 # Followers wait for news of a key for a second before they refuse it.
 _ELSEWHERE_S = 2.0
+# The weight of the newest latency: a single slow answer does not change the ranking.
+_NEWEST_WEIGHT = 0.2
+_PENALTY_S, _PENALTY_S_MAX = 0.2, 10.0
+# An answer is slow above both: this time, and this multiple of the latency of another set.
+SLOW_S = 0.5
+_TIMES_SLOWER = 4
+_AVOIDED_S, _AVOIDED_S_MAX = 1.0, 30.0
+_BUSY_S_MIN = 0.05
+# A fail-over takes less; a longer silence is logged.
+LOG_AFTER_S = 1.0
+_ADVICE = "Is a broker running there? `mq server` starts one"
 
 
 def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
     """From "host:port,host:port" or a list. Raises IllegalConfig if empty or malformed."""
     given = servers.split(",") if isinstance(servers, str) else servers
     found = tuple(dict.fromkeys(one.strip() for one in given if one.strip()))
-    wrong = [one for one in found if not one.rpartition(":")[2].isdecimal() or one[0] == ":"]
-    if not found or wrong:
-        raise IllegalConfig(f"servers {servers!r}: give one or more of host:port")
+    if not found or not all(map(_is_address, found)):
+        raise IllegalConfig(
+            f"servers {servers!r}: give one or more of host:port, such as 127.0.0.1:8081"
+        )
     return found
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and not host.startswith(("http:", "https:")) and port.isdecimal()
 
 
 @dataclass(frozen=True)
@@ -400,3 +416,191 @@ class ConnectedClient(AsyncClient):
 
     async def close(self) -> None:
         await self._connection.close()
+
+
+# The known brokers and broker sets: which one to ask next, and what is told of the others
+
+
+@dataclass(slots=True)
+class Health:
+    """A moving average of latencies, and a penalty that doubles with each failure in a row."""
+
+    latency_s: float = 0.0
+    is_measured: bool = False
+    failures: int = 0
+    avoided_until_s: float = 0.0
+
+    def measured(self, latency_s: float) -> None:
+        if self.is_measured:
+            latency_s = self.latency_s + _NEWEST_WEIGHT * (latency_s - self.latency_s)
+        self.latency_s, self.is_measured = latency_s, True
+
+    def recovered(self) -> None:
+        self.failures, self.avoided_until_s = 0, 0.0
+
+    def failed(self, now_s: float, penalty_s: float, penalty_s_max: float) -> None:
+        self.avoided_until_s = now_s + min(penalty_s * 2**self.failures, penalty_s_max)
+        self.failures = min(self.failures + 1, 16)
+
+
+@dataclass(slots=True)
+class _Record(Health):
+    zone: str = ""
+
+
+class Servers:
+    """The known brokers, ranked for the next request by a moving average of their latencies; one
+    that failed comes last during a penalty. `zone` is the client's: of brokers without a latency,
+    those of the same zone come first.
+    """
+
+    def __init__(self, addresses: Iterable[str], zone: str = "") -> None:
+        self._records = {address: _Record() for address in addresses}
+        self._zone = zone
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._records))
+
+    def learn(self, address: str, zone: str = "") -> None:
+        """Adds an address that a broker reported."""
+        if address:
+            self._records.setdefault(address, _Record()).zone = zone
+
+    def keep_only(self, addresses: Iterable[str]) -> None:
+        """Drops all others: removed nodes, or seeds that belong to another set."""
+        kept = dict.fromkeys(addresses)
+        if kept:
+            self._records = {one: record for one, record in self._records.items() if one in kept}
+
+    def succeeded(self, address: str, latency_s: float) -> None:
+        record = self._records.setdefault(address, _Record())
+        record.measured(latency_s)
+        record.recovered()
+
+    def failed(self, address: str, now_s: float) -> None:
+        record = self._records.setdefault(address, _Record())
+        record.failed(now_s, _PENALTY_S, _PENALTY_S_MAX)
+
+    def best(self, now_s: float, without: Container[str] = ()) -> str:
+        """The first of the ranking; one of `without` only if there is no other."""
+        return self.ranking(now_s, without)[0]
+
+    def ranking(self, now_s: float, without: Container[str] = ()) -> list[str]:
+        def rank(address: str) -> tuple[bool, float, bool, float]:
+            record = self._records[address]
+            avoided_s = max(0.0, record.avoided_until_s - now_s)
+            is_far = bool(self._zone) and record.zone != self._zone
+            return (
+                address in without,
+                avoided_s,
+                is_far and not record.is_measured,
+                record.latency_s,
+            )
+
+        # Sorting is stable: equals keep the order in which they were added.
+        return sorted(self._records, key=rank)
+
+
+@dataclass(slots=True)
+class _SetRecord(Health):
+    busy_until_s: float = 0.0
+
+
+class Avoidance:
+    """The broker sets that a producer avoids. A set that answers much later than the others, or
+    refuses messages that it should take, gets no message that may go elsewhere during a penalty,
+    which doubles each time; then one batch probes it.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[str, _SetRecord] = {}
+
+    def answered(self, broker_set: str, latency_s: float, now_s: float) -> None:
+        """The set has stored a request with this latency."""
+        record = self._record(broker_set)
+        others = [
+            one.latency_s
+            for one in self._records.values()
+            if one is not record and one.is_measured and one.avoided_until_s <= now_s
+        ]
+        is_slow = bool(others) and latency_s > max(SLOW_S, _TIMES_SLOWER * min(others))
+        record.measured(latency_s)
+        if is_slow:
+            self.refused(broker_set, now_s)
+        else:
+            record.recovered()
+
+    def refused(self, broker_set: str, now_s: float) -> None:
+        """The set cannot store messages. Refusals of requests in flight together count once."""
+        record = self._record(broker_set)
+        if now_s >= record.avoided_until_s:
+            record.failed(now_s, _AVOIDED_S, _AVOIDED_S_MAX)
+
+    def is_busy(self, broker_set: str, now_s: float, pause_s: float) -> None:
+        """The set asked to wait for this time."""
+        record = self._record(broker_set)
+        until_s = now_s + max(pause_s, _BUSY_S_MIN)
+        record.busy_until_s = max(record.busy_until_s, until_s)
+
+    def is_avoided(self, broker_set: str, now_s: float) -> bool:
+        record = self._records.get(broker_set)
+        return record is not None and now_s < max(record.avoided_until_s, record.busy_until_s)
+
+    def _record(self, broker_set: str) -> _SetRecord:
+        return self._records.setdefault(broker_set, _SetRecord())
+
+
+class Attempts:
+    """The result of the last attempt at each broker: for the texts of errors, and for one line in
+    the log when a program waits for brokers.
+    """
+
+    def __init__(self) -> None:
+        # By address: the reason of the last failure; None: the last attempt was answered.
+        self._reasons: dict[str, str | None] = {}
+        # The start of the first attempt since the last answer of any broker.
+        self._silent_since_s: float | None = None
+        self._is_logged = False
+
+    def answered(self, address: str, now_s: float) -> None:
+        self._reasons[address] = None
+        if self._is_logged and self._silent_since_s is not None:
+            silent_s = now_s - self._silent_since_s
+            log.info("%s answers, after %.1f s without a broker", address, silent_s)
+        self._silent_since_s, self._is_logged = None, False
+
+    def failed(self, address: str, error: Unreachable, began_s: float, now_s: float) -> None:
+        # Without the address in front.
+        self._reasons[address] = str(error).removeprefix(address).lstrip(": ")
+        if self._silent_since_s is None:
+            self._silent_since_s = began_s
+        if not self._is_logged and now_s - self._silent_since_s >= LOG_AFTER_S:
+            self._is_logged = True
+            failed = [one for one, why in self._reasons.items() if why is not None]
+            log.warning("no broker answers, still trying: %s", self.told(failed))
+
+    def is_known(self, address: str) -> bool:
+        """Whether the address was tried."""
+        return address in self._reasons
+
+    def is_up(self, address: str) -> bool:
+        """Whether the last attempt was answered; False without an attempt."""
+        return address in self._reasons and self._reasons[address] is None
+
+    def reason(self, address: str) -> str:
+        """Why the last attempt failed; empty if it was answered, or none was made."""
+        return self._reasons.get(address) or ""
+
+    def told(self, addresses: Iterable[str]) -> str:
+        """The addresses, each with the reason of its last failure."""
+        return ", ".join(
+            f"{one} ({why})" if (why := self.reason(one)) else one for one in addresses
+        )
+
+    def unreachable(self, addresses: Iterable[str], timeout_s: float) -> Unreachable:
+        """The error when none of these answered in that time."""
+        # Rounded: the rest of a time-out has many digits.
+        within = f"{max(0.0, round(timeout_s, 1)):g} s"
+        return Unreachable(
+            f"no broker answered within {within}; tried {self.told(addresses)}. {_ADVICE}"
+        )

@@ -1,4 +1,5 @@
-"""Failures that come over the wire, as the errors of `mq.errors`.
+"""Failures that come over the wire, as the errors of `mq.errors`, and what a producer does about
+each.
 
 One table from the broker's codes to our classes; a code that this client does not know yet becomes
 an Internal that names it. Failures of the connection itself carry no code of ours: Unreachable.
@@ -6,6 +7,7 @@ an Internal that names it. Failures of the connection itself carry no code of ou
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -64,6 +66,50 @@ def error_of(code: int, text: str, leader_address: str = "", retry_after_ms: int
     return error
 
 
+class ResultAction(enum.Enum):
+    """The action of a producer for a result code. A retry counts against `retries` if only luck
+    makes the next attempt better. It does not count after a redirect to the leader or a retry-after
+    of the broker: a fail-over leaves a set without a leader for a second, and a busy broker asks to
+    wait; only the time-out ends these retries.
+    """
+
+    STORED = enum.auto()
+    FOLLOW = enum.auto()  # retry at the leader
+    WAIT = enum.auto()  # retry after the pause that the broker asked for
+    RETRY = enum.auto()  # retry, in another queue if it may; counts against `retries`
+    REROUTE = enum.auto()  # refresh the route of the topic, once per set
+    RENUMBER = enum.auto()  # retry under another producer id
+    FAIL = enum.auto()
+
+
+_ACTIONS = {
+    status_pb2.SEND_OK: ResultAction.STORED,
+    status_pb2.OUTCOME_UNKNOWN: ResultAction.RETRY,
+    status_pb2.FLUSH_TIMEOUT: ResultAction.RETRY,
+    status_pb2.REPLICATION_TIMEOUT: ResultAction.RETRY,
+    status_pb2.DISK_FULL: ResultAction.RETRY,
+    status_pb2.NOT_LEADER: ResultAction.FOLLOW,
+    status_pb2.NODE_STOPPED: ResultAction.FOLLOW,
+    status_pb2.FLOW_CONTROL: ResultAction.WAIT,
+    status_pb2.TOPIC_NOT_FOUND: ResultAction.REROUTE,
+    status_pb2.QUEUE_NOT_FOUND: ResultAction.REROUTE,
+    status_pb2.PERMISSION_DENIED: ResultAction.REROUTE,
+    status_pb2.ILLEGAL_SEQUENCE: ResultAction.RENUMBER,
+}
+_IN_DOUBT = frozenset(
+    {status_pb2.OUTCOME_UNKNOWN, status_pb2.FLUSH_TIMEOUT, status_pb2.REPLICATION_TIMEOUT}
+)
+
+
+def action_for(code: int) -> ResultAction:
+    return _ACTIONS.get(code, ResultAction.FAIL)  # type: ignore[call-overload,no-any-return]
+
+
+def is_in_doubt(code: int) -> bool:
+    """Whether the batch may be stored in spite of the error."""
+    return code in _IN_DOUBT
+
+
 def fresh(error: E) -> E:
     """A copy of the error: raising one adds to its traceback, so that each caller gets its own."""
     kind = type(error)
@@ -78,6 +124,11 @@ def reworded(error: E, text: str) -> E:
     copy = fresh(error)
     copy.args = (text,)
     return copy
+
+
+def mistake(failure: Exception) -> Internal:
+    """The error for a bug of this client."""
+    return Internal(f"the client has failed: {failure!r}")
 
 
 def unanswered(what: str, trouble: MqError | None, servers: Iterable[str]) -> Unreachable:

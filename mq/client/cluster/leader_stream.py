@@ -20,16 +20,9 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.connection import SetConnection
-from mq.client.cluster.errors import REFUSALS, error_of_call
-from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled
-from mq.errors import (
-    ClientClosed,
-    Internal,
-    MqError,
-    NotLeader,
-    Unauthenticated,
-    Unreachable,
-)
+from mq.client.cluster.errors import REFUSALS, error_of_call, mistake
+from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled, is_being_cancelled
+from mq.errors import ClientClosed, MqError, NotLeader, Unauthenticated, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +143,7 @@ class BrokerStream:
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             return False
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             return False
         return True
@@ -162,7 +155,7 @@ class BrokerStream:
         except grpc.aio.AioRpcError as failure:
             raise self._error_of(failure) from None
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             silent = Unreachable(f"{self.address} no longer answers")
             raise self._cancelled_by or silent from None
@@ -181,7 +174,7 @@ class BrokerStream:
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             pass  # it has ended
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
 
     def cancel(self, why: MqError | None = None) -> None:
@@ -254,7 +247,7 @@ class LeaderStream:
                     return
             except Exception as failure:
                 log.exception("a mistake of this client, which goes on")
-                self._failed(_mistake(failure), address)
+                self._failed(mistake(failure), address)
             else:
                 self.current, self.trouble = stream, None
                 self._serving[stream] = self._loop.create_task(self._serve(stream))
@@ -269,7 +262,7 @@ class LeaderStream:
             error = failure
         except Exception as failure:
             log.exception("a mistake of this client ends the stream to %s", stream.address)
-            error = _mistake(failure)
+            error = mistake(failure)
         finally:
             watching.cancel()
             stream.ended()
@@ -352,14 +345,12 @@ class LeaderStream:
         """The time at which the broker is suspect by an answer that it owes, and by its silence."""
         patience, last_s = self.patience, max(stream.heard_s, checked_s)
         owed_s = max(self._user.owed_since_s(stream), last_s) + patience.owed_s
-        longest_s = patience.idle_s_max if self._has_others(stream) else patience.alone_s
+        has_others = any(one != stream.address for one in self.broker_set.servers)
+        longest_s = patience.idle_s_max if has_others else patience.alone_s
         if math.isinf(longest_s):
             return owed_s, math.inf
         silent_s = max(checked_s - stream.heard_s, 0.0)
         return owed_s, last_s + min(max(silent_s / 2, patience.idle_s_min), longest_s)
-
-    def _has_others(self, stream: BrokerStream) -> bool:
-        return any(one != stream.address for one in self.broker_set.servers)
 
     async def _check_leader(self, stream: BrokerStream, *, is_owed: bool) -> None:
         """Breaks the stream off if another broker leads. An answer of the same term may be older
@@ -409,13 +400,3 @@ class LeaderStream:
         if self._searching is not None:
             tasks.append(self._searching)
         await cancelled(*tasks)
-
-
-def _mistake(failure: Exception) -> Internal:
-    return Internal(f"the client has failed: {failure!r}")
-
-
-def _is_being_cancelled() -> bool:
-    """Whether this task is cancelled. Otherwise the call was, which gRPC reports the same way."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -11,13 +11,15 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.errors import WrongTransport, retry_after_s
-from mq.client.cluster.servers import Servers
 from mq.errors import MqError, NotLeader, Unauthenticated, Unreachable
+
+if TYPE_CHECKING:
+    from mq.client.cluster.connection import Servers
 
 T = TypeVar("T")
 
@@ -43,6 +45,12 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_being_cancelled() -> bool:
+    """Whether this task is cancelled. Otherwise what it waits for was, which looks the same."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def back_off_s(attempt: int) -> float:

@@ -2,7 +2,7 @@
 
 The answer of any broker is a place to start, and stale at times. Two things are known better. What
 the leader of a set says of its own part counts more than what others say of it, for some seconds.
-A set that the broker which answered has never heard of is still there, for half a minute: keys must
+A set that the broker which answered has never heard of is still there, for two minutes: keys must
 not change their queues because a broker has just started. Each answer serves all users of the
 connection, and subscribers are told of each change.
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 ROUTE_AGE_S_MAX = 30.0
 # Brokers of other sets hear of a change in about a second.
 _LEADER_SAID_S = 5.0
-_UNHEARD_S_MAX = 30.0
+# Since the last word of the set, which is as old as a route at times: sets have the rest of it to
+# come back after all brokers were stopped.
+_UNHEARD_S_MAX = ROUTE_AGE_S_MAX + 90.0
 # The time-out of the leader of a set that has refused something, if others have the topic.
 _REFUSAL_S = 1.0
 

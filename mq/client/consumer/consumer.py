@@ -4,8 +4,8 @@ With `auto_commit` a message counts as done when the next poll begins, so that a
 messages of the last one and loses none. Offsets are reported in the background, in order; `commit`
 makes them durable.
 
-The consumer without asyncio is generated but for `SyncPoll`: its messages take no turn of the
-background loop. The thread that polls takes them from the buffer that the streams fill.
+The messages of the consumer without asyncio take no turn of the background loop: the thread that
+polls takes them from the buffer that the streams fill (`ThreadedConsumer`).
 """
 
 from __future__ import annotations
@@ -388,29 +388,12 @@ class ThreadedConsumer(Consumer):
 class SyncPoll(SyncClient[ThreadedConsumer]):
     """The base of the generated consumer."""
 
-    @renamed(messages_max="max_messages")
-    def poll(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
-        """Messages that are there, or come first within the time. With auto_commit, all messages
-        that were polled before are done. Raises the error that ended the consumer, such as
-        SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
-        not be in 5 s: the attempts go on, so that a later poll may succeed.
-        """
-        return self._client.poll_here(self._background, max_messages, timeout_s)
-
-    def poll_batch(
-        self, max_messages: int = 1_000, timeout_s: float | None = 1.0
-    ) -> MessageBatch | None:
-        """As `poll`, but messages of one queue that were delivered together, as one object: see
-        `MessageBatch`. None if no messages come within the time.
-        """
-        return self._client.poll_batch_here(self._background, max_messages, timeout_s)
-
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Endless, until the consumer is closed."""
         return self
 
     def __next__(self) -> ReceivedMessage:
-        found = [] if self._client.is_stopped else self.poll(1, None)
+        found = [] if self._client.is_stopped else self._client.poll_here(self._background, 1, None)
         if not found:
             raise StopIteration
         return found[0]

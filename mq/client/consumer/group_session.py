@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.errors import REFUSALS, fresh
+from mq.client.cluster.errors import REFUSALS, fresh, mistake
 from mq.client.cluster.retry import Retry, back_off_s, cancelled, is_set, now_s
 from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
@@ -30,14 +30,7 @@ from mq.client.consumer.subscribed_sets import SubscribedSets
 from mq.client.decode import Decoder
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef
-from mq.errors import (
-    ClientClosed,
-    Code,
-    IllegalOffset,
-    Internal,
-    MqError,
-    Unreachable,
-)
+from mq.errors import ClientClosed, Code, IllegalOffset, MqError, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +239,7 @@ class GroupSession:
             except Exception as failure:
                 # A bug of this client must not let a caller of poll wait for ever.
                 log.exception("consumer %s cannot go on", self.options.member)
-                self.fail(Internal(f"the client has failed: {failure!r}"))
+                self.fail(mistake(failure))
                 return
             else:
                 failures, self._trouble = 0, None

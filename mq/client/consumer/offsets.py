@@ -21,28 +21,14 @@ from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.consumer.options import Start, start_position
 from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig, MqError
-from mq.wire.v1.consumer_pb2 import (
-    OFFSET_AT_TIME,
-    OFFSET_EARLIEST,
-    OFFSET_LATEST,
-    START_EARLIEST,
-    START_LATEST,
-    START_TIMESTAMP,
-    CommitOffsetsRequest,
-    FindOffsetsRequest,
-    FindOffsetsResponse,
-    QueryOffsetsRequest,
-    QueryOffsetsResponse,
-    QueueId,
-    QueuePosition,
-)
+from mq.wire.v1 import consumer_pb2 as wire
 
 log = logging.getLogger(__name__)
 
 _KINDS = {
-    START_EARLIEST: OFFSET_EARLIEST,
-    START_LATEST: OFFSET_LATEST,
-    START_TIMESTAMP: OFFSET_AT_TIME,
+    wire.START_EARLIEST: wire.OFFSET_EARLIEST,
+    wire.START_LATEST: wire.OFFSET_LATEST,
+    wire.START_TIMESTAMP: wire.OFFSET_AT_TIME,
 }
 
 # A file has topic -> broker set -> queue id -> queue offset; version 1 has no broker sets.
@@ -137,10 +123,10 @@ async def find_in(
 ) -> dict[QueueRef, int]:
     """The offsets of these queues of the set, or of all that it has of the topic."""
     position, at_ms = start_position(to)
-    request = FindOffsetsRequest(
+    request = wire.FindOffsetsRequest(
         topic=topic, queue_ids=queue_ids, kind=_KINDS[position], at_ms=at_ms
     )
-    response: FindOffsetsResponse = await broker_set.call(request, timeout_s)
+    response: wire.FindOffsetsResponse = await broker_set.call(request, timeout_s)
     return from_positions(response.positions, broker_set.name)
 
 
@@ -152,7 +138,7 @@ async def commit_in(
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
     """Durable when it returns; all of it or nothing."""
-    request = CommitOffsetsRequest(
+    request = wire.CommitOffsetsRequest(
         group=group, member_id=member_id, positions=to_positions(offsets)
     )
     await broker_set.call(request, timeout_s)
@@ -164,20 +150,23 @@ async def query_in(
     queues: Iterable[QueueRef] = (),
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> dict[QueueRef, int]:
-    wanted = [QueueId(topic=topic, queue_id=queue_id) for topic, queue_id, _ in queues]
-    request = QueryOffsetsRequest(group=group, queues=wanted)
-    response: QueryOffsetsResponse = await broker_set.call(request, timeout_s)
+    wanted = [wire.QueueId(topic=topic, queue_id=queue_id) for topic, queue_id, _ in queues]
+    request = wire.QueryOffsetsRequest(group=group, queues=wanted)
+    response: wire.QueryOffsetsResponse = await broker_set.call(request, timeout_s)
     return from_positions(response.positions, broker_set.name)
 
 
-def to_positions(offsets: Mapping[QueueRef, int]) -> list[QueuePosition]:
-    return [
-        QueuePosition(topic=topic, queue_id=queue_id, queue_offset=queue_offset)
-        for (topic, queue_id, _), queue_offset in offsets.items()
-    ]
+def position(ref: QueueRef, queue_offset: int, epoch: int = 0) -> wire.QueuePosition:
+    return wire.QueuePosition(
+        topic=ref.topic, queue_id=ref.queue_id, queue_offset=queue_offset, epoch=epoch
+    )
 
 
-def from_positions(positions: Iterable[QueuePosition], broker_set: str) -> dict[QueueRef, int]:
+def to_positions(offsets: Mapping[QueueRef, int]) -> list[wire.QueuePosition]:
+    return [position(ref, queue_offset) for ref, queue_offset in offsets.items()]
+
+
+def from_positions(positions: Iterable[wire.QueuePosition], broker_set: str) -> dict[QueueRef, int]:
     return {QueueRef(one.topic, one.queue_id, broker_set): one.queue_offset for one in positions}
 
 

@@ -16,18 +16,7 @@ from mq.client.cluster.connection import ConnectionOptions
 from mq.client.messages import FilterLike, wire_filter
 from mq.errors import IllegalConfig
 from mq.names import check_group, check_topic
-from mq.wire.v1.consumer_pb2 import (
-    MODE_BROADCAST,
-    MODE_CLUSTERING,
-    MODE_ORDERED,
-    START_EARLIEST,
-    START_LATEST,
-    START_TIMESTAMP,
-    ConsumeMode,
-    StartPosition,
-    SubscribeStart,
-    Subscription,
-)
+from mq.wire.v1 import consumer_pb2 as wire
 
 Mode = Literal["clustering", "ordered", "broadcast"]
 Start = Literal["latest", "earliest"] | int
@@ -36,10 +25,10 @@ Subscriptions = str | Sequence[str] | Mapping[str, FilterLike]
 CACHE_MESSAGES = 1_000
 CACHE_BYTES = 100 << 20
 
-_MODES: dict[str, ConsumeMode] = {
-    "clustering": MODE_CLUSTERING,
-    "ordered": MODE_ORDERED,
-    "broadcast": MODE_BROADCAST,
+_MODES: dict[str, wire.ConsumeMode] = {
+    "clustering": wire.MODE_CLUSTERING,
+    "ordered": wire.MODE_ORDERED,
+    "broadcast": wire.MODE_BROADCAST,
 }
 
 
@@ -107,18 +96,18 @@ class ConsumerOptions(GroupOptions):
     def is_ordered(self) -> bool:
         return self.mode == "ordered"
 
-    def wire_start(self, start: Start | None = None) -> SubscribeStart:
+    def wire_start(self, start: Start | None = None) -> wire.SubscribeStart:
         """The first request of a stream, without positions. `start` replaces that of the options
         in this set.
         """
         position, start_at_ms = start_position(self.start if start is None else start)
-        return SubscribeStart(
+        return wire.SubscribeStart(
             group=self.group,
             member_id=self.member,
             zone=self.zone,
             mode=_MODES[self.mode],
             subscriptions=[
-                Subscription(topic=topic, filter=wire_filter(chosen))
+                wire.Subscription(topic=topic, filter=wire_filter(chosen))
                 for topic, chosen in self.filters.items()
             ],
             start_position=position,
@@ -162,14 +151,14 @@ def _filters(subscriptions: Subscriptions) -> dict[str, FilterLike]:
     return filters
 
 
-def start_position(start: Start) -> tuple[StartPosition, int]:
+def start_position(start: Start) -> tuple[wire.StartPosition, int]:
     match start:
         case "latest":
-            return START_LATEST, 0
+            return wire.START_LATEST, 0
         case "earliest":
-            return START_EARLIEST, 0
+            return wire.START_EARLIEST, 0
         case bool():
             pass
         case int() if start >= 0:
-            return START_TIMESTAMP, start
+            return wire.START_TIMESTAMP, start
     raise IllegalConfig(f"start {start!r}: use 'latest', 'earliest' or milliseconds since 1970")

@@ -24,12 +24,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mq.client.cluster.topology import in_several_sets
-from mq.client.consumer.prefetch_queue import InFlight, PendingCommit, PrefetchQueue
-from mq.client.consumer.reports import SetReports, Signal
+from mq.client.consumer.prefetch_queue import (
+    InFlight,
+    PendingCommit,
+    PrefetchQueue,
+    SetReports,
+    Signal,
+)
 from mq.client.decode import Decoder, Runs
 from mq.client.messages import QueueRef
 from mq.errors import MqError, NotAssigned
-from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
+from mq.wire.v1 import consumer_pb2 as wire
 
 # Every tenth turn goes to the queue that has waited longest, whatever its priority.
 _FAIR_EACH = 10
@@ -112,7 +117,7 @@ class PrefetchBuffer:
         with self._lock:
             self._reports[broker_set] = SetReports(signal)
 
-    def assign(self, assignment: Assignment, broker_set: str, *, is_first: bool) -> None:
+    def assign(self, assignment: wire.Assignment, broker_set: str, *, is_first: bool) -> None:
         """All queues of this set from now on. The first assignment of a stream is the answer to
         `positions`.
         """
@@ -166,7 +171,7 @@ class PrefetchBuffer:
                 self._push_retry(taken, self._clock())
         self._offer(queue)
 
-    def deliver(self, delivery: Delivery, runs: Runs, broker_set: str) -> bool:
+    def deliver(self, delivery: wire.Delivery, runs: Runs, broker_set: str) -> bool:
         """Returns False and drops the delivery if its queue or epoch is stale."""
         with self._lock:
             queue = self._current(
@@ -373,7 +378,7 @@ class PrefetchBuffer:
         with self._lock:
             return {ref: queue.position for ref, queue in self._of(broker_set)}
 
-    def outgoing(self, broker_set: str) -> list[SubscribeRequest]:
+    def outgoing(self, broker_set: str) -> list[wire.SubscribeRequest]:
         """The reports for the stream of the set, in the order in which to send them."""
         with self._lock:
             requests, released = self._reports[broker_set].outgoing()

@@ -1,7 +1,10 @@
 """One assigned queue of a consumer: its deliveries, ranges of messages in flight, and progress.
 
 `PrefetchQueue` has the state of the queue, `CachedDelivery` that of one delivery of it, `InFlight`
-a range of messages that was taken. Not locked: `PrefetchBuffer` calls all of it under its own lock.
+a range of messages that was taken. `SetReports` collects what the queues of a broker set have to
+report: seeks, progress and releases. A report is made once on a stream; a new stream starts with
+the positions of all queues, and reports are made anew. Not locked: `PrefetchBuffer` calls all of it
+under its own lock.
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mq.client.batches import MessageBatch
+from mq.client.consumer.offsets import position
 from mq.client.decode import Decoder, Runs
 from mq.client.messages import QueueRef, ReceivedMessage
+from mq.wire.v1 import consumer_pb2 as wire
 
 # Messages that are made ahead of being taken, if they are small, and few are taken at a time.
 _AHEAD_MAX, _AHEAD_BYTES, _FEW = 64, 1024, 16
@@ -61,7 +66,7 @@ class CachedDelivery:
     @property
     def done_to(self) -> int:
         """The position at which the group continues if this consumer is lost."""
-        return self.runs.queue_offsets[self._done] if self.unfinished else self.next_offset
+        return self.runs.queue_offset(self._done) if self.unfinished else self.next_offset
 
     def take(self, count: int, queue: QueueRef, decoder: Decoder) -> Sequence[ReceivedMessage]:
         """The messages of the next rows; rows that are filtered or unreadable are done."""
@@ -134,7 +139,7 @@ class InFlight:
         return self.start + at if self.batch is None else self.batch.rows[at]
 
     def queue_offset(self, at: int) -> int:
-        return self.delivery.runs.queue_offsets[self.row(at)]
+        return self.delivery.runs.queue_offset(self.row(at))
 
     def to_batch(self, decoder: Decoder) -> MessageBatch:
         """Its messages as one object."""
@@ -315,7 +320,7 @@ class PrefetchQueue:
 
     def add(self, runs: Runs, next_offset: int) -> None:
         """A delivery of the current epoch."""
-        first = runs.queue_offsets[0] if runs.count else next_offset
+        first = runs.queue_offset(0) if runs.count else next_offset
         if first < self._received_to:
             # The queue is shorter than it was: the topic was deleted and created again.
             self.restart(first, self.epoch)
@@ -420,3 +425,80 @@ class PendingCommit(NamedTuple):
     version: int
     epoch: int
     queue_offset: int
+
+
+class Signal(Protocol):
+    def tell(self, *, is_urgent: bool) -> None:
+        """Called under the lock of the buffer, on any thread: must not call back."""
+        ...
+
+
+class Released(NamedTuple):
+    """The state of a queue when its release was reported."""
+
+    epoch: int
+    done_to: int
+
+
+class SetReports:
+    """The pending reports of one broker set."""
+
+    def __init__(self, signal: Signal) -> None:
+        self._signal = signal
+        # Queues with something to report, in the order in which it came up.
+        self._pending: dict[PrefetchQueue, None] = {}
+        # True from a signal to the next `outgoing`: one is enough for all that is not urgent.
+        self._is_signalled = False
+        # Queues whose release was reported on the current stream.
+        self._released: dict[QueueRef, Released] = {}
+
+    def note(self, queue: PrefetchQueue, *, is_urgent: bool = False) -> None:
+        """The queue has something to report; what that is, `outgoing` finds out."""
+        if queue in self._pending and not is_urgent:
+            return
+        self._pending[queue] = None
+        if is_urgent or not self._is_signalled:
+            self._is_signalled = True
+            self._signal.tell(is_urgent=is_urgent)
+
+    def is_pending(self, queue: PrefetchQueue) -> bool:
+        """The next `outgoing` reports what there is of the queue then."""
+        return queue in self._pending
+
+    def outgoing(self) -> tuple[list[wire.SubscribeRequest], list[QueueRef]]:
+        """The requests in the order in which to send them, and the queues that they release. A
+        queue that leaves is released as soon as no handler works on it.
+        """
+        pending, self._pending = self._pending, {}
+        self._is_signalled = False
+        seek, progress, released = wire.Seek(), wire.Progress(), wire.Released()
+        gone: list[QueueRef] = []
+        for queue in pending:
+            if (sought := queue.next_seek()) is not None:
+                seek.positions.append(position(queue.ref, sought))
+            if (done_to := queue.next_progress()) is not None:
+                progress.positions.append(position(queue.ref, done_to, queue.epoch))
+            if queue.is_leaving and not queue.running:
+                topic, queue_id, _ = queue.ref
+                released.queues.add(topic=topic, queue_id=queue_id, epoch=queue.epoch)
+                self._released[queue.ref] = Released(queue.epoch, queue.done_to)
+                gone.append(queue.ref)
+        requests = []
+        if seek.positions:
+            requests.append(wire.SubscribeRequest(seek=seek))
+        if progress.positions:
+            requests.append(wire.SubscribeRequest(progress=progress))
+        if released.queues:
+            requests.append(wire.SubscribeRequest(released=released))
+        return requests, gone
+
+    # Releases
+
+    def take_released(self, ref: QueueRef) -> Released | None:
+        """The queue is assigned again: its state when it was released on this stream."""
+        return self._released.pop(ref, None)
+
+    def take_all_released(self) -> dict[QueueRef, Released]:
+        """The releases of a stream that is over: the broker may not have heard of them."""
+        released, self._released = self._released, {}
+        return released

@@ -1,6 +1,9 @@
 """Reading queues by hand, for programs with asyncio: any position, any number of times.
 
 No membership: the caller decides which client reads which queue, and when an offset is committed.
+`QueuePulls` are single pulls, of the leader or of a follower to which it redirects. A follower is
+believed in the messages that it shows and nothing else: at any failure, and whenever it has none to
+show, the leader is asked again.
 """
 
 from __future__ import annotations
@@ -8,17 +11,17 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mq.client.cluster.connection import ConnectedClient, ConnectionOptions
-from mq.client.consumer.follower_reads import QueuePulls
+from mq.client.cluster.connection import ConnectedClient, Connection, ConnectionOptions
+from mq.client.cluster.retry import CALL_TIMEOUT_S, now_s
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
 from mq.client.consumer.options import Start, wanted_tags
-from mq.client.decode import Decoder, parse_pull_response
-from mq.client.lifecycle import SyncClient
+from mq.client.decode import Decoder, Page, parse_page, parse_pull_response
+from mq.client.lifecycle import Background
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.client.public import arguments_of, renamed
-from mq.errors import IllegalConfig
+from mq.errors import IllegalConfig, MqError
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire
 
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mq.client.arrow.reading import ArrowRead
+
+
+# A pull asks the leader if a follower does not answer for so long after its wait, and follows so
+# many responses that have no messages but name another broker.
+_ANSWER_S_MAX = 2.0
+_HOPS_MAX = 3
 
 
 class PullStatus(enum.Enum):
@@ -238,48 +247,74 @@ class PullConsumer(ConnectedClient):
 class ThreadedPullConsumer(PullConsumer):
     """A pull consumer whose record batches another thread than that of its loop decodes."""
 
-    async def begin_read(
+    def read_arrow_here(
         self,
+        background: Background,
         topic: str,
+        *,
         start: Start | Offsets,
         end: Start | Offsets,
-        chosen: FilterLike,
-        with_properties: bool,  # noqa: FBT001 # those of `read_arrow`
-    ) -> ArrowRead:
-        return await self._arrow_read(topic, start, end, chosen, with_properties)
-
-
-class SyncPull(SyncClient[ThreadedPullConsumer]):
-    """The base of the generated pull consumer."""
-
-    def read_arrow(
-        self,
-        topic: str,
-        *,
-        start: Start | Offsets = "earliest",
-        end: Start | Offsets = "latest",
-        filter: FilterLike = None,  # noqa: A002
-        with_properties: bool = False,
+        filter: FilterLike,  # noqa: A002
+        with_properties: bool,
     ) -> pa.RecordBatchReader:
-        """The messages of a topic as Arrow record batches, queue by queue, from `start` up to, but
-        not including, `end`: "earliest", "latest", a time in milliseconds, or offsets of queues,
-        which select these queues. Ends at the messages that are there now. Needs `mq[arrow]`.
+        """DuckDB, Polars and pyarrow take the reader as it is; it can be read once."""
+        work = self._arrow_read(topic, start, end, filter, with_properties)
+        return background.run(work).reader(background)
 
-        DuckDB, Polars and pyarrow take the reader as it is; it can be read once.
-        """
-        work = self._client.begin_read(topic, start, end, filter, with_properties)
-        return self._run(work).reader(self._background)
+    def to_arrow_here(self, background: Background, topic: str, **range_: Any) -> pa.Table:
+        return self.read_arrow_here(background, topic, **range_).read_all()
 
-    def to_arrow(
-        self,
-        topic: str,
-        *,
-        start: Start | Offsets = "earliest",
-        end: Start | Offsets = "latest",
-        filter: FilterLike = None,  # noqa: A002
-        with_properties: bool = False,
-    ) -> pa.Table:
-        """As `read_arrow`, all of it in memory as one table."""
-        return self.read_arrow(
-            topic, start=start, end=end, filter=filter, with_properties=with_properties
-        ).read_all()
+
+class QueuePulls:
+    """The pulls of one client."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        # Addresses of the followers from which queues are read; all others at the leader.
+        self._addresses: dict[QueueRef, str] = {}
+
+    async def pull(self, ref: QueueRef, request: wire.PullRequest) -> Page:
+        """The response of a follower, or of the leader if it has no messages."""
+        deadline_s = now_s() + request.wait_ms / 1000
+        for _ in range(_HOPS_MAX if request.any_replica else 0):
+            address = self._addresses.get(ref, "")
+            try:
+                answer = await self._ask(ref, request, address)
+            except MqError:
+                if not address:
+                    raise
+                self._addresses.pop(ref, None)
+                continue
+            self._remember(ref, answer.read_from or address)
+            if answer.has_messages:
+                return answer
+            if not answer.read_from and (not address or is_usual(answer.status)):
+                return answer
+            if not answer.read_from:
+                self._addresses.pop(ref, None)
+            request.wait_ms = max(0, round((deadline_s - now_s()) * 1000))
+        request.any_replica = False
+        return await self._ask(ref, request)
+
+    def _remember(self, ref: QueueRef, address: str) -> None:
+        """The address for the next pull of the queue."""
+        if address and address != self._connection.of(ref.broker_set).known_leader:
+            self._addresses[ref] = address
+        else:
+            self._addresses.pop(ref, None)
+
+    async def _ask(self, ref: QueueRef, request: wire.PullRequest, address: str = "") -> Page:
+        """One attempt at the address; without one, the leader of the set."""
+        broker_set = self._connection.of(ref.broker_set)
+        wait_s = request.wait_ms / 1000
+        if address:
+            timeout_s = wait_s + _ANSWER_S_MAX
+            data: bytes = await broker_set.ask(address, request, timeout_s, raw_response=True)
+        else:
+            data = await broker_set.call(request, wait_s + CALL_TIMEOUT_S, raw_response=True)
+        return parse_page(data)
+
+
+def is_usual(status: int) -> bool:
+    """Messages, or none yet. Only the leader can say that a position is outside of the queue."""
+    return status in (wire.PULL_FOUND, wire.PULL_END)

@@ -23,7 +23,7 @@ from types import CoroutineType
 from typing import Any
 
 from mq.client.batches import MessageBatch
-from mq.client.cluster.retry import cancelled
+from mq.client.cluster.retry import cancelled, is_being_cancelled
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch_queue import InFlight
@@ -150,8 +150,7 @@ class PushConsumer(GroupClient):
                     raise begun  # noqa: TRY301
                 outcome = await begun
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_being_cancelled():
                 self._session.buffer.give_up([taken])
                 raise
             # The handler has cancelled a task of its own: the consumer goes on.

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.client.cluster.connection import Connection, SetConnection
+from mq.client.cluster.errors import mistake
 from mq.client.cluster.retry import Retry, cancelled
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
@@ -93,7 +94,7 @@ class FailurePolicy:
     def _failed(self, taken: InFlight, error: BaseException) -> None:
         if self._session.options.is_clustering:
             # Each has its own number of attempts.
-            singles, reason = taken.singles, _reason(error)
+            singles, reason = taken.singles, failure_reason(error)
             delays_s = [self._delay_s(one, error) for one in singles]
             _log(taken, error, delays_s[0])
             self._session.retries.add(
@@ -149,7 +150,8 @@ def _checked(delay: RetryDelay) -> RetryDelay:
     return delay if isinstance(delay, int | float) else given
 
 
-def _reason(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
+    """The text that the broker keeps with the message."""
     if isinstance(error, Nack):
         text = _text(error.reason)
     else:
@@ -172,7 +174,7 @@ def _log(taken: InFlight, error: BaseException, delay_s: float | None) -> None:
     log.log(
         logging.INFO if is_nack else logging.ERROR,
         "the handler %s message %s%s, at %d of queue %d of topic %s, attempt %d; next one %s",
-        f"gave back ({_reason(error)})" if is_nack else "failed on",
+        f"gave back ({failure_reason(error)})" if is_nack else "failed on",
         message.message_id,
         f" and {behind} behind it" if behind else "",
         message.queue_offset,
@@ -305,7 +307,7 @@ class RetrySender:
         except Exception as error:
             # A bug of this client must not keep the messages in flight for ever.
             log.exception("failed messages of group %s cannot go back", self._options.group)
-            self._in_place(batch, Internal(f"the client has failed: {error!r}"))
+            self._in_place(batch, mistake(error))
 
     @property
     def _is_over(self) -> bool:

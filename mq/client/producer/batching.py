@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from mq.client.encode import Encoded, Prepared
-from mq.client.producer.outcomes import ResultFuture, SendFuture
 from mq.client.producer.queues import (
     BODY_OVERHEAD_BYTES,
     MESSAGE_OVERHEAD_BYTES,
@@ -27,6 +26,8 @@ from mq.client.producer.queues import (
     BatchKind,
     Chosen,
     QueueBuffer,
+    ResultFuture,
+    SendFuture,
     Sequences,
     TopicQueues,
     WritableQueues,

@@ -19,8 +19,7 @@ from mq.client.cluster.errors import reworded
 from mq.client.encode import Bodies, Prepared, prepare, sole_body
 from mq.client.messages import Message, SendResult
 from mq.client.producer.batching import AddResult
-from mq.client.producer.outcomes import BatchOutcome, SendFuture
-from mq.client.producer.queues import BODY_OVERHEAD_BYTES
+from mq.client.producer.queues import BODY_OVERHEAD_BYTES, BatchOutcome, SendFuture
 from mq.client.producer.sender import Sender
 from mq.errors import IllegalDelay, IllegalRequest, MessageTooLarge, MqError
 

@@ -20,14 +20,14 @@ from mq.client.lifecycle import AsyncClient, StartedClient
 from mq.client.messages import Message, SendResult
 from mq.client.producer.batching import AddResult
 from mq.client.producer.bulk import BulkSend, SendResults
-from mq.client.producer.outcomes import ResultFuture, SendFuture
+from mq.client.producer.queues import ResultFuture, SendFuture
 from mq.client.producer.sender import ProducerOptions, Sender
 from mq.client.public import arguments_of
 from mq.errors import ClientClosed, IllegalRequest, Unreachable
 from mq.wire.v1.producer_pb2 import RecallRequest
 
 if TYPE_CHECKING:
-    from mq.client.arrow.sending import ArrowData, ArrowSender, ArrowSendResult
+    from mq.client.arrow.sending import ArrowData, ArrowSendResult
 
 # `send` waits a little longer than the time-out of its message, for the error with the reason.
 GRACE_S = 0.3
@@ -79,7 +79,6 @@ class Producer(AsyncClient):
         self._options = options
         self._connection = options.connect()
         self._core: Sender | None = None
-        self._arrow: ArrowSender | None = None
         self._is_closed = False
 
     async def start(self) -> None:
@@ -225,15 +224,12 @@ class Producer(AsyncClient):
 
         The other arguments name columns. Without one, the column that has the name of the argument
         is taken if it is there, as in a table that `to_arrow` or `poll_arrow` gave. Returns when
-        all rows are stored by a majority of the brokers, whatever `ack` is; when it raises, some
-        may be. Rows of one ordering key stay in their order. IllegalRequest names a column of a
-        wrong type, or with null bodies; MessageTooLarge.
+        all rows are stored, as safely as `ack` says; when it raises, some may be. Rows of one
+        ordering key stay in their order. IllegalRequest names a column of a wrong type, or with
+        null bodies; MessageTooLarge.
         """
-        from mq.client.arrow.sending import ArrowSender  # noqa: PLC0415 # an extra
+        from mq.client.arrow.sending import send_arrow  # noqa: PLC0415 # an extra
 
-        self._started()
-        if self._arrow is None:
-            self._arrow = ArrowSender(self._connection, self._options.compress_above_bytes)
         names_of_columns = {
             "body": body,
             "keys": keys,
@@ -243,7 +239,7 @@ class Producer(AsyncClient):
             "born_at": born_at,
         }
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
-        return await self._arrow.send(topic, table, names_of_columns, timeout_s)
+        return await send_arrow(self._started(), topic, table, names_of_columns, timeout_s)
 
     async def recall(
         self,

@@ -1,25 +1,34 @@
-"""Batches of a producer, and the buffers in which they wait for their queue.
+"""Batches of a producer, their outcomes, and the buffers in which they wait for their queue.
 
 A queue has one batch in flight at a time, which keeps the queue while it is retried, so that the
 messages of a producer stand in a queue in the order in which they were sent. Meanwhile the next
 batch grows. A topic has queues in one or more broker sets; ordering keys choose among all of them,
 in an order that is the same for all clients. Sequences of batches start at 1 in each set, and the
 sequence of a batch that was certainly not stored is used again. No locks: the accumulator owns one.
+
+A batch has one outcome for all of its messages. The result of a message is made when it is read; a
+future for threads is an index into the outcome of its batch, and costs a lock, lists and callbacks
+only when it is waited for.
 """
 
 from __future__ import annotations
 
 import enum
 import heapq
+import itertools
+import struct
+import threading
 import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mq.client.cluster.errors import unanswered
+from mq.client.cluster.errors import fresh, unanswered
 from mq.client.cluster.topology import in_several_sets, unknown_priority
 from mq.client.encode import Bodies, Encoded, Prepared, Run, place, prepare
-from mq.client.producer.outcomes import BatchOutcome, ResultFuture
+from mq.client.messages import SendResult
 from mq.errors import IllegalRequest, MqError, NoLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.producer_pb2 import BatchResult
@@ -28,6 +37,166 @@ from mq.wire.v1.producer_pb2 import BatchResult
 MESSAGE_OVERHEAD_BYTES = 12
 # The bytes beyond the body of a message that is only a body; a few more for bodies above 16 KiB.
 BODY_OVERHEAD_BYTES = MESSAGE_OVERHEAD_BYTES + 13
+
+
+class ResultFuture(Protocol):
+    """A future of asyncio or of threads."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+# Held for a few instructions: between the check for an outcome and the registration of a waiter.
+_registering = threading.Lock()
+
+
+class BatchOutcome:
+    """The outcome of the messages of one batch, which are known by their index. Set by the event
+    loop; any thread may read it. It does not hold the messages, only the sizes of their frames.
+    """
+
+    __slots__ = ("_first", "_offsets", "_sizes", "error", "is_done", "moved", "one_way", "waiting")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.error: Exception | None = None
+        # The messages whose failure is only logged.
+        self.one_way: list[int] = []
+        # After the batch was dissolved: for each message, the outcome that has it, and its index.
+        self.moved: Sequence[tuple[BatchOutcome, int]] = ()
+        # Futures that are set when the batch is done.
+        self.waiting: list[tuple[int, ResultFuture]] = []
+
+    def attach(self, index: int, future: ResultFuture | None) -> None:
+        """Before the batch leaves: this future gets the result of the message."""
+        if future is None:
+            self.one_way.append(index)
+        elif isinstance(future, SendFuture):
+            future.place = self, index
+        else:
+            self.waiting.append((index, future))
+
+    def succeed(
+        self, topic: str, broker_set: str, result: BatchResult, status: str, sizes: bytes
+    ) -> None:
+        """`sizes`: of the frames, packed."""
+        self._sizes = sizes
+        # The log offsets of all messages, once one was asked for. None are known: the id is empty.
+        self._offsets = [result.log_offset]
+        is_placed = result.log_offset >= 0
+        self._first = SendResult(
+            "",
+            topic,
+            result.queue_id,
+            result.queue_offset if is_placed else -1,
+            result.stored_at_ms,
+            result.is_duplicate,
+            status,
+            result.deliver_at_ms,
+            broker_set,
+        )
+        self._end()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._end()
+
+    def move(self, places: Sequence[tuple[BatchOutcome, int]]) -> None:
+        """The messages are in other batches, which are not done."""
+        with _registering:
+            self.moved = places
+            for index, future in self.waiting:
+                outcome, there = places[index]
+                outcome.waiting.append((there, future))
+            for index in self.one_way:
+                outcome, there = places[index]
+                outcome.one_way.append(there)
+
+    def result_of(self, index: int) -> SendResult:
+        """Raises the error of the batch. The batch must be done."""
+        if self.error is not None:
+            raise _raisable(self.error)
+        if self._offsets[0] < 0:
+            return self._first
+        if len(self._offsets) == 1:
+            sizes = struct.unpack(f"<{len(self._sizes) // 4}I", self._sizes)
+            self._offsets = list(itertools.accumulate(sizes, initial=self._offsets[0]))
+        _, topic, queue_id, queue_offset, stored_at_ms, again, status, at_ms, name = self._first
+        queue_offset += index if queue_offset >= 0 else 0  # -1: delayed
+        return SendResult(
+            f"{name}:{self._offsets[index]}",
+            *(topic, queue_id, queue_offset, stored_at_ms, again, status, at_ms, name),
+        )
+
+    def _end(self) -> None:
+        with _registering:
+            self.is_done = True
+            waiting, self.waiting = self.waiting, []
+        for index, future in waiting:
+            if future.done():
+                continue  # its caller has cancelled it
+            if self.error is not None:
+                future.set_exception(_raisable(self.error))
+            else:
+                future.set_result(self.result_of(index))
+
+
+def _raisable(error: Exception) -> Exception:
+    """A copy of its own for each raise, with a traceback of its own."""
+    return fresh(error) if isinstance(error, MqError) else error
+
+
+class SendFuture(Future[SendResult]):
+    """Cannot be cancelled: a message that was sent cannot be taken back."""
+
+    # The outcome of its batch, and its index there. Set when the message is added to a batch.
+    place: tuple[BatchOutcome, int]
+    _made: threading.Condition | None = None
+    if not TYPE_CHECKING:
+        # One is made for each message; what the base class needs, for those that are waited for.
+        __init__ = object.__init__
+
+    def outcome(self) -> tuple[BatchOutcome, int]:
+        """The outcome of the batch that has the message now, and the index in it."""
+        place = self.place
+        while place[0].moved:
+            place = place[0].moved[place[1]]
+        return place
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            with _registering:
+                if self._made is None:
+                    self._register()
+        assert self._made is not None  # noqa: S101 # just made
+        return self._made
+
+    def _register(self) -> None:
+        self._state, self._result, self._exception = "PENDING", None, None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        outcome, index = self.outcome()
+        if outcome.is_done:
+            self._state = "FINISHED"
+            if outcome.error is not None:
+                self._exception = _raisable(outcome.error)
+            else:
+                self._result = outcome.result_of(index)
+        else:
+            outcome.waiting.append((index, self))
+        self._made = threading.Condition()
+
+    def cancel(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return self.outcome()[0].is_done if self._made is None else super().done()
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        outcome, index = self.outcome()
+        return outcome.result_of(index) if outcome.is_done else super().result(timeout)
 
 
 class BatchKind(enum.IntEnum):
@@ -369,12 +538,7 @@ class TopicQueues:
             raise unknown_priority(priority, self.priorities)
         return self.by_priority[priority]
 
-    def choose_buffer(
-        self,
-        message: Encoded,
-        queue_id: int | None,
-        broker_set: str,
-    ) -> Chosen:
+    def choose_buffer(self, message: Encoded, queue_id: int | None, broker_set: str) -> Chosen:
         """Delayed messages of any queue do not wait in the buffer itself. Raises IllegalRequest."""
         if queue_id is not None:
             return self.fixed_queue(queue_id, broker_set), BatchKind.FIXED, 0

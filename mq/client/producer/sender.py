@@ -23,22 +23,28 @@ from typing import Any, NamedTuple
 
 from mq import names
 from mq.client import encode
-from mq.client.cluster.connection import Connection, ConnectionOptions, SetConnection
-from mq.client.cluster.errors import REFUSALS, error_of, retry_after_s, reworded
+from mq.client.cluster.connection import (
+    SLOW_S,
+    Avoidance,
+    Connection,
+    ConnectionOptions,
+    SetConnection,
+)
+from mq.client.cluster.errors import (
+    REFUSALS,
+    ResultAction,
+    action_for,
+    error_of,
+    is_in_doubt,
+    retry_after_s,
+    reworded,
+)
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import Throttle, back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
-from mq.client.messages import AckName, Message
+from mq.client.messages import AckName, Message, QueueRef
 from mq.client.producer.batching import Accumulator, AddResult
-from mq.client.producer.outcomes import (
-    SLOW_S,
-    Avoidance,
-    ResultAction,
-    ResultFuture,
-    action_for,
-    is_in_doubt,
-)
-from mq.client.producer.queues import Batch, BatchKind
+from mq.client.producer.queues import Batch, BatchKind, ResultFuture
 from mq.errors import (
     ClientClosed,
     IllegalConfig,
@@ -309,6 +315,15 @@ class Sender:
             place.set_result(None)
             if not line:
                 del self._adding[topic]
+
+    async def queues_of_keys(self, topic: str, timeout_s: float) -> list[QueueRef]:
+        """The queues that messages without a priority go to: the hash of an ordering key modulo
+        their number is the position of its queue. Creates the topic if the brokers allow it.
+        """
+        while (known := self.accumulator.topic(topic)) is None:
+            await self._prepare(topic, timeout_s)
+        queues = known.of_priority(0).queues
+        return [QueueRef(topic, one.queue_id, one.broker_set) for one in queues]
 
     async def _try_adding(self, add: Callable[[], AddResult]) -> AddResult | None:
         """Returns None if the message was added, else why it has to wait. Raises IllegalRequest if

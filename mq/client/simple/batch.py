@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from mq.client.batches import MessageBatch
 from mq.client.decode import Decoder, Runs
-from mq.client.messages import QueueRef, ReceivedMessage
-from mq.client.simple.handles import Lease
+from mq.client.messages import Lease, QueueRef, ReceivedMessage
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -142,9 +143,7 @@ class Gatherer(Generic[B]):
             if left_s <= 0:
                 break
             await asyncio.wait(
-                [one.task for one in is_open],
-                timeout=left_s,
-                return_when=asyncio.FIRST_COMPLETED,
+                [one.task for one in is_open], timeout=left_s, return_when=asyncio.FIRST_COMPLETED
             )
         if not any(one.batches for one in waited):
             for one in is_open:
@@ -247,10 +246,7 @@ class _Call(Generic[B]):
     """One call. When it is over it has messages, a failure, or neither."""
 
     def __init__(
-        self,
-        source: Source,
-        invisible_s: float,
-        ask: Callable[[], Coroutine[Any, Any, list[B]]],
+        self, source: Source, invisible_s: float, ask: Callable[[], Coroutine[Any, Any, list[B]]]
     ) -> None:
         self.source = source
         self.invisible_s = invisible_s
@@ -275,25 +271,18 @@ class _Call(Generic[B]):
         self.answered_s = now_s()
 
 
+@dataclass
 class _Receive(Generic[B]):
     """The state of one receive."""
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        messages_max: int,
-        invisible_s: float,
-        deadline_s: float,
-        calls: list[_Call[B]],
-    ) -> None:
-        self.sources = sources
-        self.messages_max = messages_max
-        self.invisible_s = invisible_s
-        self.deadline_s = deadline_s
-        self.calls = calls
-        # Sources that have answered, with messages or without; and the errors of those that failed.
-        self.heard: set[Source] = set()
-        self.failures: dict[Source, Exception] = {}
+    sources: Sequence[Source]
+    messages_max: int
+    invisible_s: float
+    deadline_s: float
+    calls: list[_Call[B]]
+    # Sources that have answered, with messages or without; and the errors of those that failed.
+    heard: set[Source] = field(default_factory=set)
+    failures: dict[Source, Exception] = field(default_factory=dict)
 
     @property
     def has(self) -> int:

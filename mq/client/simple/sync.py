@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mq.client.lifecycle import Background, SyncClient
+from mq.client.lifecycle import Background
 from mq.client.simple.batch import ReceivedBatch as AsyncReceivedBatch
 from mq.client.simple.batch import ReceivedMessages
-from mq.client.simple.consumer import BATCH_MESSAGES, SimpleConsumer
+from mq.client.simple.consumer import SimpleConsumer
 
 
 class ReceivedBatch(ReceivedMessages):
@@ -25,14 +25,11 @@ class ReceivedBatch(ReceivedMessages):
         self._background.run(self._twin.ack())
 
 
-class SyncReceive(SyncClient[SimpleConsumer]):
-    """The base of the generated consumer."""
+class ThreadedSimpleConsumer(SimpleConsumer):
+    """A consumer whose batches threads acknowledge."""
 
-    def receive_batch(
-        self, max_messages: int = BATCH_MESSAGES, wait_s: float = 20.0, invisible_s: float = 60.0
+    def receive_batch_here(
+        self, background: Background, max_messages: int, wait_s: float, invisible_s: float
     ) -> ReceivedBatch:
-        """As `receive`, but all messages as one object, which makes no object for each of them
-        until that is asked for: see `ReceivedBatch`. `batch.ack()` acknowledges all of them.
-        """
-        found = self._run(self._client.receive_batch(max_messages, wait_s, invisible_s))
-        return ReceivedBatch(found, self._background)
+        found = background.run(self.receive_batch(max_messages, wait_s, invisible_s))
+        return ReceivedBatch(found, background)

@@ -156,11 +156,10 @@ Answering = Callable[[HalfMessage], Awaitable[Resolution]]
 
 
 class CheckAnswers:
-    """Answers the checks of all broker sets, some at a time. Made and used on its loop."""
+    """Answers the checks of all broker sets, some at a time. Used on one loop."""
 
     def __init__(self, answer: Answering) -> None:
         self._answer = answer
-        self._loop = asyncio.get_running_loop()
         self._free = asyncio.Semaphore(_CHECKS_AT_ONCE)
         # Transactions whose local part runs here, for as long as the caller holds them; and those
         # whose check is being answered.
@@ -176,7 +175,7 @@ class CheckAnswers:
     def asked(self, check: CheckTransaction, reply: Callable[[bytes], None]) -> None:
         name = check.transaction_id
         if name not in self._running and name not in self._answering and check.messages:
-            self._answering[name] = task = self._loop.create_task(self._reply(check, reply))
+            self._answering[name] = task = asyncio.create_task(self._reply(check, reply))
             task.add_done_callback(lambda _: self._answering.pop(name, None))
 
     async def _reply(self, check: CheckTransaction, reply: Callable[[bytes], None]) -> None:
@@ -189,9 +188,7 @@ class CheckAnswers:
             return
         async with self._free:
             resolution = await self._answer(half)
-        end = EndTransactionRequest(
-            transaction_id=check.transaction_id, resolution=_wire_resolution(resolution)
-        )
+        end = end_request(check.transaction_id, resolution)
         reply(TransactRequest(checked=end).SerializeToString())
 
     def _half_of(self, check: CheckTransaction) -> HalfMessage | None:
@@ -225,5 +222,6 @@ class CheckAnswers:
         await cancelled(*self._answering.values())
 
 
-def _wire_resolution(resolution: Resolution) -> Any:
-    return f"RESOLUTION_{resolution.value}"
+def end_request(transaction_id: str, resolution: Resolution) -> EndTransactionRequest:
+    named: Any = f"RESOLUTION_{resolution.value}"
+    return EndTransactionRequest(transaction_id=transaction_id, resolution=named)

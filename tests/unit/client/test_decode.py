@@ -284,7 +284,7 @@ def test_runs_without_their_first_messages_are_the_rest(behind: int, few: int, o
         message for message in decode(data) if message and message.queue_offset >= behind
     ]
     for row in range(rest.count):
-        assert rest.row(rest.queue_offsets[row]) == row
+        assert rest.row(rest.queue_offset(row)) == row
 
 
 def frame_sizes_that_lie() -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client.cluster.connection import Connection
-from mq.client.consumer.follower_reads import QueuePulls
+from mq.client.consumer.pull import QueuePulls
 from mq.client.decode import Page
 from mq.client.lowlevel import QueueScanner, RangeRead
 from mq.client.messages import QueueRef, Tags

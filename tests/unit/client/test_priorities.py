@@ -11,8 +11,7 @@ from mq.client.consumer.prefetch import FairTurns
 from mq.client.encode import Encoded, encode_message
 from mq.client.messages import Message
 from mq.client.producer.batching import AddResult
-from mq.client.producer.outcomes import SendFuture
-from mq.client.producer.queues import BatchKind
+from mq.client.producer.queues import BatchKind, SendFuture
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -11,13 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import lz4.frame
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.client.arrow.columns import record_batch
+from mq.client.arrow.polling import _alike_spans, _rows, joined_columns
 from mq.client.batches import MessageBatch
-from mq.client.decode import Decoder, decompressed, parse_pull_response, parse_subscribe_response
+from mq.client.decode import (
+    Decoder,
+    _raw_class,
+    decompressed,
+    parse_pull_response,
+    parse_subscribe_response,
+)
 from mq.client.messages import Origin, QueueRef, ReceivedMessage
-from mq.wire.v1.consumer_pb2 import PULL_FOUND, Delivery, PullResponse, SubscribeResponse
+from mq.wire import varint
+from mq.wire.v1.consumer_pb2 import PULL_FOUND, Delivery, PullResponse, RawRun, SubscribeResponse
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 from mq.wire.v1.message_pb2 import Origin as WireOrigin
 from tests.unit.client.consumer.deliveries import run
@@ -78,10 +89,13 @@ def response(runs: Sequence[Sequence[Message]]) -> bytes:
 def read_eagerly(data: bytes, queue: QueueRef) -> list[ReceivedMessage | None]:
     """By protobuf, field by field."""
     found: list[ReceivedMessage | None] = []
-    for one in SubscribeResponse.FromString(data).delivery.runs:
+    for one in _raw_class("SubscribeResponse").FromString(data).delivery.runs:
         log_offset = one.log_offset
-        for at, (message, size) in enumerate(zip(one.messages, one.frame_sizes, strict=True)):
-            body = decompressed(message.body, message.compression)
+        for at, (content, size) in enumerate(zip(one.messages, one.frame_sizes, strict=True)):
+            body: object = None
+            with contextlib.suppress(DecodeError):
+                message = Message.FromString(content)
+                body = decompressed(message.body, message.compression)
             found.append(None)
             if isinstance(body, bytes):
                 found[-1] = ReceivedMessage(
@@ -114,11 +128,75 @@ def came_back(message: Message, queue: QueueRef) -> dict[str, Any]:
     }
 
 
-@given(RUNS, st.sampled_from(PLACES), st.randoms())
+def field(tag: int, value: bytes) -> bytes:
+    return bytes((tag,)) + varint.encode(len(value)) + value
+
+
+def alike_message(body: bytes, kind: str) -> bytes:
+    """Of a size that depends on that of the body only."""
+    born_at = b"\x30" + varint.encode(1_790_000_000_000)
+    tag = field(0x12, b"tag-1")
+    match kind:
+        case "other tag":
+            tag = field(0x12, b"tag-2")
+        case "other time":
+            born_at = b"\x30" + varint.encode(1_790_000_000_001)
+        case "no text":
+            tag = field(0x12, b"\xff" * 5)
+        case "body last":
+            return tag + born_at + field(0x0A, body)
+        case "two bodies":
+            return field(0x0A, body[2:]) + field(0x0A, b"") + tag + born_at
+        case "no body":
+            return field(0x12, body) + tag + born_at
+        case "compressed":
+            return field(0x0A, body[2:]) + b"\x38\x01" + tag + born_at
+        case "unknown field":
+            return field(0x0A, body) + field(0x7A, b"tag-1") + born_at
+    return field(0x0A, body) + tag + born_at
+
+
+ODD = ["other tag", "other time", "no text", "body last", "two bodies", "no body", "compressed"]
+
+
+def alike_run(kinds: Sequence[str], sizes: Sequence[int], at: int = 0) -> bytes:
+    frames = [
+        field(0x7A, alike_message(bytes([row]) * own, kind))
+        for row, (own, kind) in enumerate(zip(sizes, kinds, strict=True))
+    ]
+    head = RawRun(queue_offset=100 * at, log_offset=10_000 * at, stored_at_ms=50 + at)
+    head.frame_sizes = b"".join(len(one).to_bytes(4, "little") for one in frames)
+    return field(0x7A, head.SerializeToString() + b"".join(frames))
+
+
+def delivery(runs: Sequence[bytes]) -> bytes:
+    return field(0x12, Delivery(topic="orders").SerializeToString() + b"".join(runs))
+
+
+@st.composite
+def alike_runs(draw: st.DrawFn) -> bytes:
+    """A response with long runs of messages that are alike, but for a few."""
+    size = draw(st.sampled_from([2, 100, 101, 102, 103, 120, 130, 400]))
+    runs = []
+    for at in range(draw(st.integers(1, 2))):
+        count = draw(st.integers(14, 24))
+        kinds = [draw(st.sampled_from(["", *ODD, "unknown field"]))] * count
+        for row in draw(st.lists(st.integers(0, count - 1), max_size=4)):
+            kinds[row] = draw(st.sampled_from(["", *ODD]))
+        sizes = [size] * count
+        if draw(st.booleans()):
+            sizes[draw(st.integers(0, count - 1))] += 1
+        runs.append(alike_run(kinds, sizes, at))
+    return delivery(runs)
+
+
+RESPONSES = RUNS.map(response) | alike_runs()
+
+
+@given(RESPONSES, st.sampled_from(PLACES), st.randoms())
 def test_a_field_that_is_read_late_is_the_one_that_is_read_at_once(
-    runs: list[list[Message]], queue: QueueRef, dice: Any
+    data: bytes, queue: QueueRef, dice: Any
 ) -> None:
-    data = response(runs)
     _, unopened = parse_subscribe_response(data)
     lazy = Decoder().messages(queue, unopened, 0, unopened.count)
     unopened.close()
@@ -136,9 +214,9 @@ def test_a_field_that_is_read_late_is_the_one_that_is_read_at_once(
         assert repr(found) == repr(wanted)
 
 
-@given(RUNS, st.integers(0, 15), st.integers(0, 15))
-def test_a_batch_is_its_messages(runs: list[list[Message]], start: int, end: int) -> None:
-    data, queue = response(runs), PLACES[0]
+@given(RESPONSES, st.integers(0, 48), st.integers(0, 48))
+def test_a_batch_is_its_messages(data: bytes, start: int, end: int) -> None:
+    queue = PLACES[0]
     _, unopened = parse_subscribe_response(data)
     end = min(end, unopened.count)
     start = min(start, end)
@@ -167,6 +245,43 @@ def test_a_batch_is_its_messages(runs: list[list[Message]], start: int, end: int
     # A map has no order.
     properties = [dict(one) for one in columns.column("properties").to_pylist()]
     assert properties == [one.properties for one in wanted]
+
+
+def test_batches_of_alike_and_other_messages_are_joined_as_columns() -> None:
+    """In one record batch, with the same columns as those of the messages one by one."""
+    batches: list[MessageBatch] = []
+    for queue_id, kinds in enumerate([[""] * 20, ["other tag"] * 30, [""] * 19 + ["other time"]]):
+        data = delivery(
+            [alike_run(kinds, [100] * len(kinds)), alike_run(kinds[:18], [120] * 18, 1)]
+        )
+        _, unopened = parse_subscribe_response(data)
+        queue = QueueRef("orders", queue_id, "set-0")
+        batches.append(MessageBatch(queue, unopened, 3, unopened.count - 2, Decoder()))
+    for some in ([0], [0, 1], [1, 0], [0, 1, 2], []):
+        chosen = [batches[at] for at in some]
+        found = joined_columns(chosen, with_properties=True)
+        found.validate(full=True)
+        singles = [
+            record_batch(_rows(batch.part(at, at + 1)), batch.queue, with_properties=True)
+            for batch in chosen
+            for at in range(len(batch))
+        ]
+        assert found.to_pylist() == [row for one in singles for row in one.to_pylist()]
+        assert (_alike_spans(chosen) is None) == (2 in some or not some)
+
+
+@pytest.mark.parametrize("extra", [0, 1], ids=["one size", "two sizes"])
+def test_a_message_without_a_body_does_not_get_the_second_one_of_another(extra: int) -> None:
+    """The bodies are as many as the messages all the same."""
+    kinds = [""] * 20
+    kinds[3], kinds[5] = "two bodies", "no body"
+    data = delivery([alike_run(kinds, [100] * 19 + [100 + extra])])
+    _, unopened = parse_subscribe_response(data)
+    batch = MessageBatch(PLACES[0], unopened, 0, unopened.count, Decoder())
+    bodies = [bytes([row]) * 100 for row in range(19)] + [bytes([19]) * (100 + extra)]
+    bodies[3] = bodies[5] = b""
+    assert batch.bodies == bodies
+    assert [one.body for one in batch] == bodies
 
 
 def received(*messages: Message) -> list[ReceivedMessage]:

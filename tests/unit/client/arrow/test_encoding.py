@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.client import Message
-from mq.client.arrow.encoding import Encoded, encode, slices, stamp
+from mq.client.arrow.encoding import Encoded, encode, fitting, slices, stamp
 from mq.client.encode import MESSAGE_BYTES_MAX, encode_message
 from mq.errors import IllegalRequest, MessageTooLarge, MqError
 from mq.hashing import text_hash
@@ -36,6 +37,12 @@ ROWS = st.lists(
     ),
     min_size=1,
     max_size=20,
+)
+# Rows that differ in the bytes of their bodies only: their frames have the same size.
+ALIKE_ROWS = st.builds(
+    lambda row, numbers: [{**row, "body": bytes([one]) * len(row["body"])} for one in numbers],
+    ROWS.map(lambda rows: rows[0]),
+    st.lists(st.integers(0, 255), min_size=2, max_size=20),
 )
 SCHEMA = pa.schema(
     {
@@ -98,7 +105,13 @@ def expected(row: dict[str, Any], compress_above: int) -> tuple[WireMessage, int
 
 
 @settings(max_examples=settings().max_examples * 3 // 2)
-@given(ROWS, st.sampled_from([0, 20, 4096]), st.integers(0, 5), st.integers(0, 5), st.booleans())
+@given(
+    ROWS | ALIKE_ROWS,
+    st.sampled_from([0, 20, 4096]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.booleans(),
+)
 def test_frames_are_those_that_the_client_writes(
     rows: list[dict[str, Any]], compress_above: int, cut: int, end_cut: int, is_large: bool
 ) -> None:
@@ -122,7 +135,26 @@ def test_frames_are_those_that_the_client_writes(
     assert encoded.ordering_hashes.tolist() == [text_hash(key) for key in ordering]
 
 
-@given(ROWS, st.randoms())
+@given(ROWS | ALIKE_ROWS, st.integers(1, 3_000))
+def test_rows_whose_time_is_known_make_batches_at_once(
+    rows: list[dict[str, Any]], bytes_max: int
+) -> None:
+    encoded = encode(batch_of(rows), "t", 4096, NOW_MS)
+    assert not encoded.is_unstamped.any()
+    parts = list(fitting(encoded, bytes_max))
+    assert [row for start, end in parts for row in range(start, end)] == list(range(len(rows)))
+    batches = [encoded.slice(start, end).prepared() for start, end in parts]
+    want = [expected(row, 4096) for row in rows]
+    for (start, end), one in zip(parts, batches, strict=True):
+        assert end - start == 1 or len(one.columns) <= bytes_max + 4 * (end - start) + 20
+        wire = Batch.FromString(one.columns)
+        assert list(wire.messages) == [message for message, _, _ in want[start:end]]
+        assert list(wire.tag_hashes) == [tag_hash for _, tag_hash, _ in want[start:end]]
+        assert tuple(wire.frame_sizes) == struct.unpack(f"<{end - start}I", one.sizes)
+        assert list(wire.key_hashes) == [key for _, _, keys in want[start:end] for key in keys]
+
+
+@given(ROWS | ALIKE_ROWS, st.randoms())
 def test_some_rows_are_the_same_rows(rows: list[dict[str, Any]], random: Random) -> None:
     encoded = encode(batch_of(rows), "t", 4096)
     chosen = sorted(random.sample(range(len(rows)), random.randint(1, len(rows))))

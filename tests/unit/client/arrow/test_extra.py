@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+from mq.extras import install
+
 
 def run(script: str) -> str:
     command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -44,5 +46,6 @@ def test_without_pyarrow_the_extra_is_named() -> None:
             print(error.name, error)
     """)
     assert found == (
-        "pyarrow Arrow columns need pyarrow, which is not installed: pip install 'mq[arrow]'"
+        "pyarrow Arrow needs pyarrow, which is not installed. The extra arrow brings it: "
+        + install("arrow")
     )

@@ -110,7 +110,7 @@ def test_servers_are_given_in_several_ways(given: str | list[str], found: tuple[
     assert parse_servers(given) == found
 
 
-@pytest.mark.parametrize("wrong", ["", " , ", "a", "a:", ":1", "a:b", ["a:1", "b"]])
+@pytest.mark.parametrize("wrong", ["", " , ", "a", "a:", ":1", "a:b", "http://a:1", ["a:1", "b"]])
 def test_illegal_servers_are_refused(wrong: str | list[str]) -> None:
     with pytest.raises(IllegalConfig, match="host:port"):
         parse_servers(wrong)

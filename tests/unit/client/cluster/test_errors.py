@@ -7,8 +7,15 @@ import grpc.aio
 import pytest
 
 from mq import errors
-from mq.client.cluster.errors import error_of, error_of_call, fresh, retry_after_s
-from mq.client.producer.outcomes import ResultAction, action_for, is_in_doubt
+from mq.client.cluster.errors import (
+    ResultAction,
+    action_for,
+    error_of,
+    error_of_call,
+    fresh,
+    is_in_doubt,
+    retry_after_s,
+)
 from mq.errors import Internal, LogDamaged, MqError, NotLeader, Unreachable
 from mq.wire.v1 import status_pb2 as wire
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mq.client.cluster import security as security_module
+from mq.client.cluster import channels as security_module
+from mq.client.cluster.channels import Credentials, Security
 from mq.client.cluster.connection import ConnectionOptions
-from mq.client.cluster.security import Credentials, Security
 from mq.client.consumer.push import PushOptions
 from mq.client.producer.sender import ProducerOptions
 from mq.errors import IllegalConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.client.cluster.servers import Servers
+from mq.client.cluster.connection import Servers
 
 
 def test_the_first_ones_named_are_asked_first() -> None:

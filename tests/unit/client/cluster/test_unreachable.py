@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq.client.cluster.connection import Connection
-from mq.client.cluster.servers import LOG_AFTER_S
+from mq.client.cluster.connection import LOG_AFTER_S, Connection
 from mq.errors import Code, NoLeader, NotLeader, Unreachable
 from mq.wire.v1.admin_pb2 import TopicInfo
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse

@@ -77,7 +77,7 @@ def summary(request: SubscribeRequest) -> tuple[str, list[tuple[int, ...]]]:
         case "seek":
             return "seek", [(one.queue_id, one.queue_offset) for one in request.seek.positions]
         case "released":
-            return "released", [(one.queue_id,) for one in request.released.queues]
+            return "released", [(one.queue_id, one.epoch) for one in request.released.queues]
     raise AssertionError(request)
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import grpc.aio
 
-from mq.client.cluster.channels import method_of
-from mq.client.cluster.security import Credentials
+from mq.client.cluster.channels import Credentials, method_of
 from mq.client.cluster.topology import Topology
 from mq.client.messages import QueueRef
 from mq.errors import MqError, NotLeader, Unreachable

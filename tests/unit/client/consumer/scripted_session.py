@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from mq.client.cluster import retry as retry_module
-from mq.client.consumer import reports as reports_module
+from mq.client.consumer import set_stream as set_stream_module
 from mq.client.consumer.group_session import GroupSession
 from mq.client.consumer.options import ConsumerOptions
 from tests.unit.client.consumer.deliveries import SET, TOPIC, assignment
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_module, "BACK_OFF_S", 0.001)
     monkeypatch.setattr(retry_module, "BACK_OFF_S_MAX", 0.002)
-    monkeypatch.setattr(reports_module, "REPORT_S", 0.001)
+    monkeypatch.setattr(set_stream_module, "REPORT_S", 0.001)
 
 
 class ScriptedSession:

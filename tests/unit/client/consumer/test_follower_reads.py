@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client.consumer import follower_reads as follower_reads_module
+from mq.client.consumer import set_stream as follower_reads_module
 from mq.client.messages import Sql
 from mq.errors import Internal, MqError, NotLeader, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire

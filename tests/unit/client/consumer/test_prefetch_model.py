@@ -103,12 +103,11 @@ class World:
                 return
 
     def revoke(self, member: Member) -> None:
-        """Not twice before the member knows: a release does not say of which of the two it is. Nor
-        before it can report what it has done: progress follows what was delivered.
+        """Also again before the member knows. Not before it can report what it has done: progress
+        follows what was delivered.
         """
         queues = [queue for queue, one in member.cursors.items() if one.next_offset >= one.known_to]
-        is_heard = not any(request.HasField("released") for request in member.to_broker)
-        if queues and is_heard and not member.to_client and self.dice.random() < 0.3:
+        if queues and self.dice.random() < 0.3:
             queue = self.dice.choice(queues)
             member.leaving[queue] = member.cursors.pop(queue)
             self.tell_assignment(member)
@@ -141,7 +140,9 @@ class World:
                 cursor.done = self.committed[place.queue_id] = place.queue_offset
                 self.check_committed(place.queue_id)
         for released in request.released.queues:
-            if member.leaving.pop(released.queue_id, None) is not None:
+            cursor = member.leaving.get(released.queue_id)
+            if cursor is not None and cursor.epoch == released.epoch:
+                del member.leaving[released.queue_id]
                 self.holder[released.queue_id] = None
 
     def break_stream(self, member: Member) -> None:

@@ -25,7 +25,7 @@ def test_a_queue_that_is_revoked_is_released_after_its_last_handler() -> None:
     assert buffered.told() == [("progress", [(0, 1, 0)])]
     buffered.buffer.done(taken[1:])
     assert buffered.reports[-1] is True
-    assert buffered.told() == [("progress", [(0, 2, 0)]), ("released", [(0,)])]
+    assert buffered.told() == [("progress", [(0, 2, 0)]), ("released", [(0, 0)])]
     assert buffered.buffer.positions(SET) == {ref(1): 0}
 
 
@@ -35,7 +35,7 @@ def test_an_idle_queue_is_released_at_once() -> None:
     buffered.told()
     buffered.assign()
     assert buffered.reports == [True]
-    assert buffered.told() == [("released", [(0,)])]
+    assert buffered.told() == [("released", [(0, 0)])]
 
 
 def test_a_message_that_waits_for_its_next_attempt_does_not_hold_a_queue_back() -> None:
@@ -47,7 +47,7 @@ def test_a_message_that_waits_for_its_next_attempt_does_not_hold_a_queue_back() 
     buffered.buffer.retry(second, 5.0)
     buffered.told()
     buffered.assign()
-    assert buffered.told() == [("released", [(0,)])]
+    assert buffered.told() == [("released", [(0, 0)])]
     buffered.now_s = 5.0
     assert buffered.take(100) == []
 
@@ -97,7 +97,7 @@ def test_a_queue_that_is_given_back_while_its_release_is_on_the_way_repeats_noth
     buffered.told()
     buffered.assign()
     buffered.buffer.done(taken)
-    assert buffered.told()[-1] == ("released", [(0,)])
+    assert buffered.told()[-1] == ("released", [(0, 0)])
     buffered.assign((0, 0, 1))
     deliver(buffered.buffer, delivery(0, range(5), epoch=1))
     assert offsets(buffered.take(100)) == [3, 4]
@@ -115,7 +115,7 @@ def test_a_queue_that_comes_back_after_a_reconnect_repeats_nothing(is_released: 
     buffered.assign(first=True)
     if is_released:
         buffered.buffer.done(taken[5:])
-        assert buffered.told() == [("progress", [(0, 6, 0)]), ("released", [(0,)])]
+        assert buffered.told() == [("progress", [(0, 6, 0)]), ("released", [(0, 0)])]
     buffered.assign((0, 2, 1))
     if not is_released:
         buffered.buffer.done(taken[5:])
@@ -232,7 +232,7 @@ def test_a_queue_that_is_not_ours_after_a_reconnect_is_let_go_of() -> None:
     assert buffered.take(100) == []
     buffered.buffer.done(taken)
     # The broker has seen no epoch of this stream, and counts from 0.
-    assert buffered.told() == [("progress", [(0, 2, 0)]), ("released", [(0,)])]
+    assert buffered.told() == [("progress", [(0, 2, 0)]), ("released", [(0, 0)])]
 
 
 def test_all_that_is_done_of_a_lost_queue_is_reported_before_it_is_let_go_of() -> None:
@@ -241,7 +241,7 @@ def test_all_that_is_done_of_a_lost_queue_is_reported_before_it_is_let_go_of() -
     deliver(buffered.buffer, delivery(0, range(5)))
     buffered.buffer.done(buffered.take(5))
     buffered.assign(first=True)
-    assert buffered.told() == [("progress", [(0, 5, 0)]), ("released", [(0,)])]
+    assert buffered.told() == [("progress", [(0, 5, 0)]), ("released", [(0, 0)])]
 
 
 def test_releases_of_a_stream_that_has_ended_do_not_count() -> None:
@@ -265,14 +265,14 @@ def test_an_ordered_queue_whose_release_may_be_lost_is_claimed_again(is_heard: b
     for _ in range(3):
         buffered.buffer.done(buffered.take(1))
     buffered.assign((1, 0))
-    assert buffered.told()[-1] == ("released", [(0,)])
+    assert buffered.told()[-1] == ("released", [(0, 0)])
     for _ in range(2):
         buffered.buffer.reclaim(SET)
         assert buffered.buffer.positions(SET) == {ref(0): 3, ref(1): 0}
         assert buffered.buffer.assignment == {ref(1)}
     if is_heard:
         buffered.assign((1, 0, 1), first=True)
-        assert ("released", [(0,)]) in buffered.told()
+        assert ("released", [(0, 0)]) in buffered.told()
         assert buffered.buffer.positions(SET) == {ref(1): 0}
     else:
         buffered.assign((0, 3, 1), (1, 0, 1), first=True)

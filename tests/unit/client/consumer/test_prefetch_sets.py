@@ -56,7 +56,7 @@ def test_an_assignment_says_nothing_of_other_sets() -> None:
     buffered = both()
     buffered.assign(broker_set="a")
     assert buffered.buffer.assignment == {ref(0, "b")}
-    assert buffered.told("a") == [("released", [(0,)])]
+    assert buffered.told("a") == [("released", [(0, 0)])]
     assert buffered.told("b") == []
     assert places(buffered, 9) == [("b", 0), ("b", 1), ("b", 2)]
     buffered.assign((0, 3, 1), broker_set="b")

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client.messages import QueueRef
-from mq.client.producer.outcomes import SendFuture
-from mq.client.producer.queues import Batch, BatchKind
+from mq.client.producer.queues import Batch, BatchKind, SendFuture
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from tests.unit.client.producer.manual_accumulator import (

@@ -13,9 +13,8 @@ from mq.client.encode import columns, delay_field, encode_message, place
 from mq.client.messages import Message, SendResult
 from mq.client.producer import batching
 from mq.client.producer.batching import AddResult
-from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.producer import recall_request
-from mq.client.producer.queues import Batch, BatchKind
+from mq.client.producer.queues import Batch, BatchKind, SendFuture
 from mq.errors import IllegalDelay, IllegalRequest
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store.batch import accept

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from mq.client.messages import SendResult
-from mq.client.producer.outcomes import BatchOutcome, SendFuture
+from mq.client.producer.queues import BatchOutcome, SendFuture
 from mq.errors import DiskFull
 from mq.wire.v1.producer_pb2 import BatchResult
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mq.client.decode import Decoder, parse_receive_response
 from mq.client.messages import QueueRef
 from mq.client.simple.batch import LeasedMessages, ReceivedMessages
-from mq.client.simple.handles import handles_of, leases_of
+from mq.client.simple.consumer import handles_of, leases_of
 from mq.wire.v1.consumer_pb2 import ReceivedRun, ReceiveResponse
 from mq.wire.v1.message_pb2 import Message
 from tests.unit.client.consumer.deliveries import run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.client.producer.outcomes import SLOW_S, Avoidance
+from mq.client.cluster.connection import SLOW_S, Avoidance
 
 FAST_S = 0.002
 
