@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mq import names
+from mq.broker.attribution import Actor
 from mq.broker.broker import Broker
 from mq.broker.queue import Queue
 from mq.errors import GroupNotFound
@@ -16,7 +17,13 @@ class GroupControl:
         self._broker = broker
 
     async def reset(
-        self, group: str, offsets: Mapping[Queue, int], *, may_be_new: bool, is_dry_run: bool
+        self,
+        group: str,
+        offsets: Mapping[Queue, int],
+        caller: Actor,
+        *,
+        may_be_new: bool,
+        is_dry_run: bool,
     ) -> dict[Queue, int]:
         """Returns the committed offsets of these queues as they were before. The new ones are
         durable, unless it is a dry run. GroupNotFound.
@@ -28,7 +35,7 @@ class GroupControl:
         pairs = zip(offsets, committed, strict=True)
         before = {queue: at for queue, at in pairs if at is not None}
         if not is_dry_run:
-            await broker.groups.reset(group, offsets)
+            await broker.groups.reset(group, offsets, caller)
         return before
 
     async def delete(self, group: str) -> None:

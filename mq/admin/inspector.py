@@ -1,5 +1,5 @@
-"""Reads for operators: topics, groups with their exact lag, open transactions, dead letters, single
-messages. On the leader only.
+"""Reads for operators: topics, groups with their exact lag and leases, open transactions, dead
+letters, single messages. On the leader only.
 
 There may be very many topics, queues and groups: their lists are made in several turns of the loop,
 so a list is not a snapshot of one moment.
@@ -19,6 +19,8 @@ from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.pulling import Query
 from mq.broker.long_work import TimeSlice, encode_in_turns, in_turns
 from mq.broker.queue import Queue, queues_of
+from mq.broker.receive.holders import HeldRange
+from mq.broker.state.leases import Range
 from mq.broker.state.topics import Topic
 from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
 from mq.store import lookup
@@ -34,6 +36,7 @@ _BROWSE_BYTES = 2 << 20
 # How many steps of one request may find nothing that the filter lets through.
 _BROWSE_STEPS = 16
 _TRANSACTIONS_DEFAULT, _TRANSACTIONS_MAX = 100, 1_000
+_LEASES_DEFAULT, LEASES_MAX = 100, 1_000
 
 
 class Inspector:
@@ -44,14 +47,17 @@ class Inspector:
     # -- topics -----------------------------------------------------------------------------------
 
     async def topics(self, *, include_internal: bool) -> list[pb.TopicSummary]:
-        ends: dict[str, int] = {}
+        kept: dict[str, int] = {}
+        written: dict[str, int] = {}
         for name, _, start, end in self._broker.store.queues.extents():
-            ends[name] = ends.get(name, 0) + end - start
+            kept[name] = kept.get(name, 0) + end - start
+            written[name] = written.get(name, 0) + end
         topics = list(self._broker.state.topics)
         return await in_turns(
             pb.TopicSummary(
                 info=self.topic_info(topic),
-                messages=ends.get(topic.name, 0),
+                messages=kept.get(topic.name, 0),
+                messages_written=written.get(topic.name, 0),
                 broker_sets=[self._broker_set],
             )
             for topic in topics
@@ -108,6 +114,7 @@ class Inspector:
         queues = await in_turns(self._group_queues(name))
         live = self._broker.groups.live(name)
         members = live.members if live else {}
+        stalled_ms = self._broker.groups.stalled_ms(name)
         subscriptions = next((one.spec.subscriptions for one in members.values()), {})
         response = pb.DescribeGroupResponse(
             summary=self._summary(name, queues),
@@ -123,6 +130,7 @@ class Inspector:
                     last_seen_at_ms=self._broker.now_ms() - self._broker.groups.silent_ms(one),
                     is_streaming=one.spec.is_streaming,
                     queues=live.assigned_count(member_id) if live else 0,
+                    stalled_ms=stalled_ms.get(member_id, 0),
                     broker_sets=[self._broker_set],
                 )
                 for member_id, one in sorted(members.items())
@@ -179,6 +187,56 @@ class Inspector:
                 "broker_set": self._broker_set,
             }
 
+    async def leases(
+        self, request: pb.ListLeasesRequest, may_see: Callable[[str], bool]
+    ) -> pb.ListLeasesResponse:
+        """Without those of topics that the caller may not see. Raises GroupNotFound."""
+        names.check_group(request.group)
+        count = request.leases_max or _LEASES_DEFAULT
+        if count > LEASES_MAX:
+            raise IllegalRequest(f"leases_max = {count}: at most {LEASES_MAX}")
+        name, state = request.group, self._broker.state
+        if name not in state.offsets and self._broker.groups.live(name) is None:
+            raise GroupNotFound(f"there is no group {name}: `mq group list` shows those that are")
+        place = _parse_lease_page(request.page)
+        answer, turn = pb.ListLeasesResponse(), TimeSlice()
+        found = sorted(
+            queue
+            for (group, queue), _ in state.leases.items()
+            if group == name and request.topic in ("", queue.topic) and may_see(queue.topic)
+        )
+        for queue in found:
+            leases = state.leases.get(name, queue)
+            for one in list(leases.ranges) if leases else ():
+                for lease in self._lease_infos(queue, one):
+                    if lease.is_leased:
+                        answer.leased += lease.end - lease.start
+                    else:
+                        answer.waiting += lease.end - lease.start
+                    if (lease.topic, lease.queue_id, lease.start) < place or answer.next_page:
+                        continue
+                    if len(answer.leases) == count:
+                        answer.next_page = f"{lease.topic}/{lease.queue_id}/{lease.start}"
+                    else:
+                        answer.leases.append(lease)
+                await turn.over()
+        return answer
+
+    def _lease_infos(self, queue: Queue, one: Range) -> Iterator[pb.LeaseInfo]:
+        unheld = [HeldRange(one.start, one.end, "")]
+        for held in self._broker.receiving.holders.of(queue, one) if one.lease else unheld:
+            yield pb.LeaseInfo(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                start=held.start,
+                end=held.end,
+                is_leased=bool(one.lease),
+                visible_at_ms=one.visible_at_ms,
+                attempts=one.attempts,
+                member_id=held.member_id,
+                broker_set=self._broker_set,
+            )
+
     # -- transactions and dead letters ------------------------------------------------------------
 
     def transactions(
@@ -226,39 +284,46 @@ class Inspector:
             for one in self._broker.dead_letters.counts()
         ]
 
-    def dead_letters(
+    async def dead_letters(
         self, group: str, queue_offset: int, messages_max: int
     ) -> tuple[list[pb.StoredMessage], int]:
         """From an offset on, and the offset behind them."""
+        await self._broker.dead_letters.load(group, queue_offset, messages_max)
         found, next_offset = self._broker.dead_letters.listed(group, queue_offset, messages_max)
         return list(map(self._stored, found)), next_offset
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def message(self, message_id: str) -> pb.StoredMessage:
+    async def message(self, message_id: str) -> pb.StoredMessage:
         """Raises MessageNotFound, IllegalRequest."""
         broker_set, log_offset = names.parse_message_id(message_id)
         if broker_set != self._broker_set:
             raise MessageNotFound(
                 f"{message_id} is of broker set {broker_set}; this is {self._broker_set}"
             )
-        return self._stored(self._broker.store.lookup.by_id(log_offset))
+        found = self._broker.store.lookup
+        await self._broker.page_in.load([found.place(log_offset)])
+        return self._stored(found.by_id(log_offset))
 
-    def by_key(self, request: pb.QueryMessagesRequest) -> pb.MessageList:
+    async def by_key(self, request: pb.QueryMessagesRequest) -> pb.MessageList:
         self._broker.state.topics.readable(request.topic)
         if not request.key:
             raise IllegalRequest("key is empty: say which one to look for")
         end_ms = request.end_ms or self._broker.now_ms() + 1
-        found = self._broker.store.lookup.by_key(
+        wanted = (
             request.topic,
             request.key,
             request.begin_ms,
             end_ms,
             request.messages_max or lookup.QUERY_RESULTS_MAX,
         )
+        await self._broker.page_in.load(self._broker.store.lookup.places_by_key(*wanted))
+        found = self._broker.store.lookup.by_key(*wanted)
         return pb.MessageList(messages=map(self._stored, found))
 
-    def browse(self, request: pb.BrowseMessagesRequest, wanted: CompiledFilter) -> pb.MessageList:
+    async def browse(
+        self, request: pb.BrowseMessagesRequest, wanted: CompiledFilter
+    ) -> pb.MessageList:
         """From an offset on, as far as a few steps go. Offsets that retention has dropped are
         skipped.
         """
@@ -267,7 +332,7 @@ class Inspector:
         count = min(request.messages_max or _BROWSE_DEFAULT, BROWSE_MAX)
         query = Query(queue, request.queue_offset, wanted, _BROWSE_BYTES, count)
         for _ in range(_BROWSE_STEPS):
-            result = self._broker.puller.read(query)
+            result = await self._broker.puller.read_anywhere(query)
             if result.status == Status.FOUND:
                 messages = [one for run in result.runs for one in self._opened(queue, run)]
                 return pb.MessageList(messages=messages, next_offset=result.next_offset)
@@ -303,6 +368,17 @@ class Inspector:
             stored_at_ms=found.stored_at_ms,
             message=found.message,
         )
+
+
+def _parse_lease_page(page: str) -> tuple[str, int, int]:
+    if not page:
+        return "", 0, 0
+    topic, queue_id, start = ["", "", "", *page.rsplit("/", 2)][-3:]
+    if not topic or not (queue_id + start).isascii() or not (queue_id + start).isdecimal():
+        raise IllegalRequest(
+            f"page = {page[:60]!r} is none: give `next_page` of the answer before, or leave it out"
+        )
+    return topic, int(queue_id), int(start)
 
 
 def topic_info(topic: Topic, broker_set: str = "", stored_bytes: int = 0) -> pb.TopicInfo:

@@ -12,9 +12,7 @@ import heapq
 import socket
 import ssl
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import Any, Protocol, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -29,6 +27,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from mq.admin.control import rss_bytes
+from mq.admin.histogram import Histogram
+from mq.admin.loop_lag import LoopLag
+from mq.admin.probes import Probes
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
 from mq.logging import get_logger
@@ -52,6 +53,10 @@ class Connections(Protocol):
     def count(self) -> int: ...
     @property
     def limit(self) -> int: ...
+    @property
+    def kinds(self) -> Mapping[tuple[str, str], int]:
+        """By language and version of the client; few."""
+        ...
 
 
 class Scrubbing(Protocol):
@@ -63,29 +68,20 @@ class Scrubbing(Protocol):
     def age_s(self) -> float: ...
 
 
-class _Latency:
-    """Calls of one method with one outcome: how many in each bucket, and their time in all."""
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_LATENCY_BUCKETS_S) + 1)
-        self.seconds = 0.0
-
-
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._latencies: dict[tuple[str, str], _Latency] = {}
+        self._latencies: dict[tuple[str, str], Histogram] = {}
+        self._loop_lag = LoopLag()
+        self._probes: Probes | None = None
         self._stop: Callable[[], None] = lambda: None
 
     def observe(self, method: str, seconds: float, code: str) -> None:
-        """Once a call: a histogram of the library, with its locks, costs ten times as much."""
+        """Once a call."""
         latency = self._latencies.get((method, code))
         if latency is None:
-            latency = self._latencies[method, code] = _Latency()
-        latency.counts[bisect_left(_LATENCY_BUCKETS_S, seconds)] += 1
-        latency.seconds += seconds
+            latency = self._latencies[method, code] = Histogram(_LATENCY_BUCKETS_S)
+        latency.observe(seconds)
 
     def watch(
         self,
@@ -94,12 +90,17 @@ class Metrics:
         connections: Connections,
         scrubbing: Scrubbing,
         certificates: Sequence[Certificates[Any]] = (),
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
+        """On the loop; until `stop`. `is_ready` answers probes."""
         loop = asyncio.get_running_loop()
+        self._probes = Probes(loop, is_ready)
+        self._loop_lag.start()
 
         def picture() -> list[Metric]:
             return [
                 _latency(self._latencies),
+                _loop_lag(self._loop_lag.histogram),
                 *_picture(broker, raft_status()),
                 *_connections(connections),
                 *_scrubbing(scrubbing),
@@ -121,7 +122,8 @@ class Metrics:
                 "another port with --metrics-port, 0 for any, or switch them off with "
                 "--metrics-enabled no"
             ) from None
-        server.set_app(make_wsgi_app(self.registry))
+        scrape = make_wsgi_app(self.registry)
+        server.set_app(self._probes.before(scrape) if self._probes else scrape)
         thread = threading.Thread(target=server.serve_forever, name="mq-metrics", daemon=True)
         thread.start()
 
@@ -134,7 +136,11 @@ class Metrics:
         return int(server.server_port)
 
     def stop(self) -> None:
+        """Waits for scrapes under way: not on the loop."""
         self._stop()
+
+    def stop_watching(self) -> None:
+        self._loop_lag.stop()
 
 
 class _Request(WSGIRequestHandler):
@@ -197,23 +203,31 @@ class _OnLoop(Collector):
         yield from asyncio.run_coroutine_threadsafe(ask(), self._loop).result(_SCRAPE_S)
 
 
-def _latency(latencies: Mapping[tuple[str, str], _Latency]) -> Metric:
+def _latency(latencies: Mapping[tuple[str, str], Histogram]) -> Metric:
     family = HistogramMetricFamily(
         "mq_rpc_latency_seconds",
         "Time of a unary call, or of a whole stream.",
         labels=["method", "code"],
     )
-    names = [*map(str, map(float, _LATENCY_BUCKETS_S)), "+Inf"]
     for labels, one in latencies.items():
-        buckets = [*zip(names, accumulate(one.counts), strict=True)]
-        family.add_metric(labels, buckets, one.seconds)
+        family.add_metric(labels, one.buckets(), one.seconds)
+    return family
+
+
+def _loop_lag(lag: Histogram) -> Metric:
+    family = HistogramMetricFamily(
+        "mq_loop_lag_seconds", "How late the loop of the broker gives a timer its turn."
+    )
+    family.add_metric([], lag.buckets(), lag.seconds)
     return family
 
 
 def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     yield from _counters(broker, raft)
     yield from _gauges(broker, raft)
+    yield from _disk(broker)
     yield from _topics(broker)
+    yield from _by_topic(broker)
     yield _denials(broker)
     yield from _access(broker)
     yield from _quotas(broker)
@@ -289,6 +303,7 @@ def _gauges(broker: Broker, raft: Status) -> Iterator[Metric]:
         ("mq_groups", "Consumer groups.", len(broker.groups.names())),
         ("mq_group_members", "Consumers in groups.", broker.groups.member_count),
         ("mq_raft_term", "Term of this node.", raft.leadership.term),
+        ("mq_raft_has_leader", "1 if a leader is known.", float(bool(raft.leadership.leader_id))),
         ("mq_raft_is_leader", "1 on the leader.", float(raft.leadership.role == Role.LEADER)),
         ("mq_raft_commit_index", "Last committed entry that this node knows.", raft.commit_index),
         ("process_resident_memory_bytes", "Memory in use.", rss_bytes()),
@@ -349,6 +364,15 @@ def _connections(connections: Connections) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+
+    kinds = GaugeMetricFamily(
+        "mq_client_connections_by_version",
+        "Connections of clients by language and version of their library.",
+        labels=["language", "version"],
+    )
+    for kind, count in sorted(connections.kinds.items()):
+        kinds.add_metric(kind, count)
+    yield kinds
 
 
 def _scrubbing(scrubbing: Scrubbing) -> Iterator[Metric]:
@@ -413,6 +437,31 @@ def _topics(broker: Broker) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_topic_queues", "Queues of topics.", queues)
     stored = len(broker.store.queues)
     yield GaugeMetricFamily("mq_queues", "Queues that have messages or had some.", stored)
+
+
+def _by_topic(broker: Broker) -> Iterator[Metric]:
+    """Of the topics with most traffic: there may be very many."""
+    for way, text, counts in (
+        ("in", "taken from producers", broker.publisher.by_topic.read()),
+        ("out", "given to consumers", broker.puller.by_topic.read()),
+    ):
+        labels = ["topic"]
+        bound = f"of a topic {text}; of the {_TOPICS_MAX} topics with most bytes."
+        messages = CounterMetricFamily(
+            f"mq_topic_messages_{way}", f"Messages {bound}", labels=labels
+        )
+        size = CounterMetricFamily(f"mq_topic_bytes_{way}", f"Bytes {bound}", labels=labels)
+        most = heapq.nlargest(_TOPICS_MAX, counts.items(), key=lambda one: one[1][1])
+        for topic, (count, size_bytes) in most:
+            messages.add_metric([topic], count)
+            size.add_metric([topic], size_bytes)
+        yield from (messages, size)
+
+
+def _disk(broker: Broker) -> Iterator[Metric]:
+    disk = broker.store.disk_usage()
+    yield GaugeMetricFamily("mq_disk_size_bytes", "Size of the disk.", disk.total_bytes)
+    yield GaugeMetricFamily("mq_disk_free_bytes", "Free on the disk.", disk.free_bytes)
 
 
 def _stored(broker: Broker) -> Metric:
@@ -492,6 +541,11 @@ def _lag(broker: Broker) -> Iterator[Metric]:
     inflight = GaugeMetricFamily(
         "mq_consumer_inflight_messages", "Delivered, not reported as done.", labels=["group"]
     )
+    stalled = GaugeMetricFamily(
+        "mq_consumer_stalled_seconds",
+        "Longest time without progress of a member that has messages.",
+        labels=["group"],
+    )
     now_ms, looks = broker.now_ms(), 0
     received = broker.state.leases.in_hand()
     for group in broker.state.offsets.groups():
@@ -512,9 +566,11 @@ def _lag(broker: Broker) -> Iterator[Metric]:
             messages.add_metric([group, topic], count)
             seconds.add_metric([group, topic], max(0, now_ms - oldest_ms) / 1000)
         inflight.add_metric([group], broker.groups.in_flight(group) + received.get(group, 0))
+        stalled_ms = max(broker.groups.stalled_ms(group).values(), default=0)
+        stalled.add_metric([group], stalled_ms / 1000)
     lost = CounterMetricFamily(
         "mq_messages_lost_to_retention", "Dropped before they were consumed.", labels=["group"]
     )
     for group, count in broker.lost_by_group.items():
         lost.add_metric([group], count)
-    yield from (messages, seconds, inflight, lost)
+    yield from (messages, seconds, inflight, stalled, lost)

@@ -17,8 +17,8 @@ from mq.cli.tables import stored_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mq.access.views import AccessView
     from mq.client import Admin
-    from mq.client.admin.access import AccessView
     from mq.wire.v1.security_pb2 import AccessChange, AccessState
 
 # Differences of one set that a warning tells one by one.

@@ -84,7 +84,7 @@ def save(vfs: Vfs, directory: str, manifest: Manifest) -> None:
     """Durable when this returns."""
     document = msgspec.to_builtins(manifest)
     text = json.dumps(document | {_CHECKSUM: _checksum(document)}, indent=2) + "\n"
-    write_file_atomically(vfs, f"{directory}/{FILE_NAME}", text.encode())
+    write_file_atomically(vfs, f"{directory}/{FILE_NAME}", [text.encode()])
 
 
 def _checksum(document: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -18,6 +19,7 @@ from mq.cli.bench_delay import measure_delay
 from mq.cli.bench_load import Load, Measured, Show, consume, measure_latency, produce
 from mq.cli.bench_receive import measure_receive
 from mq.cli.bench_transaction import measure_transactions
+from mq.cli.completion import complete_topic
 from mq.cli.options import Brokers, Command, with_brokers
 from mq.cli.tables import counted, size
 from mq.errors import IllegalRequest, MqError, TopicNotFound
@@ -53,6 +55,7 @@ def _with_load(messages: int) -> Callable[[Command], Command]:
             click.option(
                 "--topic",
                 metavar="TOPIC",
+                shell_complete=complete_topic,
                 default="bench",
                 show_default=True,
                 help="Created when it is missing; stays.",
@@ -207,7 +210,7 @@ def bench_delay(brokers: Brokers, *, queues: int | None, **asked: Any) -> None:
     load = _load(brokers, _MESSAGES, **asked)
     if load.messages is None:
         raise click.UsageError("how many are due at one moment has to be known: give --messages")
-    with _running(brokers, load, queues, has_group=True) as run:
+    with _running(brokers, load, queues, has_group=True, is_stoppable=False) as run:
         delivered, plain = measure_delay(load, run.group, run.admin, run.show)
     _print_result(brokers, "delay", load, delivered, run.cpu, _compared(delivered, plain))
 
@@ -299,18 +302,41 @@ def _running(
     unit: str = "message",
     *,
     has_group: bool = False,
+    is_stoppable: bool = True,
 ) -> Iterator[_Run]:
-    """The clocks run and the meter shows progress while the context lasts."""
+    """The clocks run and the meter shows progress while the context lasts. `is_stoppable`: the
+    first Ctrl-C ends the measurement, which counts until then; the second ends the command.
+    """
     group = f"bench-{uuid.uuid4().hex[:12]}" if has_group else ""
     with brokers.admin() as admin:
         _ensure_topic(admin, load.topic, queues)
         try:
-            with _CpuTimes(admin) as cpu, output.meter(verb, unit, 1000) as show:
+            stopping = _stopped_by_interrupt(load) if is_stoppable else contextlib.nullcontext()
+            with stopping, _CpuTimes(admin) as cpu, output.meter(verb, unit, 1000) as show:
                 yield _Run(admin, group, cpu, show)
         finally:
             if group:
                 with contextlib.suppress(MqError):
                     admin.delete_group(group)
+
+
+@contextlib.contextmanager
+def _stopped_by_interrupt(load: Load) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        # A background job, which Ctrl-C does not reach.
+        yield
+        return
+
+    def stop(_signal: int, _frame: object) -> None:
+        load.stop()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _compared(measured: Measured, plain: Measured) -> dict[str, float]:
@@ -380,23 +406,33 @@ def _print_result(
     cpu: _CpuTimes,
     more: dict[str, Any],
 ) -> None:
+    size_bytes = measured.body_bytes // max(measured.messages, 1)
     document = {
         "bench": name,
         "topic": load.topic,
-        "size_bytes": measured.body_bytes // max(measured.messages, 1),
+        "size_bytes": size_bytes,
         "messages": measured.messages,
         "seconds": round(measured.seconds, 3),
         "messages_per_s": round(measured.per_s),
-        "mb_per_s": round(measured.body_bytes / max(measured.seconds, 1e-9) / 1e6, 3),
+        "mb_per_s": round(measured.per_s * size_bytes / 1e6, 3),
         "p50_ms": round(measured.percentile_ms(0.5), 3),
         "p99_ms": round(measured.percentile_ms(0.99), 3),
         "client_cpu_s": round(cpu.client_s, 3),
         "broker_cpu_s": round(cpu.broker_s, 3),
         **more,
     }
+    if load.stopped:
+        document["is_interrupted"] = True
     if brokers.as_json:
         output.write_json(document)
-        return
+    else:
+        _print_fields(load, measured, cpu, document)
+    if load.stopped:
+        output.note("Stopped by Ctrl-C: measured until then.")
+        raise KeyboardInterrupt
+
+
+def _print_fields(load: Load, measured: Measured, cpu: _CpuTimes, document: dict[str, Any]) -> None:
     fields = [
         ("topic", load.topic),
         (
@@ -409,8 +445,8 @@ def _print_result(
         ),
         ("latency", f"p50 {document['p50_ms']:,.2f} ms, p99 {document['p99_ms']:,.2f} ms"),
     ]
-    if "send_p50_ms" in more:
-        text = f"p50 {more['send_p50_ms']:,.2f} ms, p99 {more['send_p99_ms']:,.2f} ms"
+    if "send_p50_ms" in document:
+        text = f"p50 {document['send_p50_ms']:,.2f} ms, p99 {document['send_p99_ms']:,.2f} ms"
         fields.append(("of the send", text))
     fields.append(("CPU", f"client {cpu.client_s:.2f} s, broker {cpu.broker_s:.2f} s"))
     output.print_fields(output.console(), fields)

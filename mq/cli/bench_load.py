@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection as _Pipe
 from multiprocessing.connection import wait as wait_for_any
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +26,7 @@ from mq.cli import loop
 from mq.errors import Internal, MqError, Unreachable
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
     from multiprocessing.synchronize import Barrier
 
     from mq.client import SendResult, aio
@@ -62,16 +63,29 @@ class Load:
     timeout_s: float = 10.0
     # The arguments of clients about it.
     security: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    # Not empty: end now, and say what was measured until then.
+    stopped: list[bool] = dataclasses.field(default_factory=list, repr=False)
 
     def plain(self, messages: int, seconds: float | None) -> Load:
         """As many messages of the same size, sent in the usual way."""
         return Load(
-            self.servers, self.topic, self.size_bytes, messages, seconds, security=self.security
+            self.servers,
+            self.topic,
+            self.size_bytes,
+            messages,
+            seconds,
+            security=self.security,
+            stopped=self.stopped,
         )
 
+    def stop(self) -> None:
+        self.stopped.append(True)
+
     def is_over(self, count: int, passed_s: float) -> bool:
-        return (self.messages is not None and count >= self.messages) or (
-            self.seconds is not None and passed_s >= self.seconds
+        return (
+            bool(self.stopped)
+            or (self.messages is not None and count >= self.messages)
+            or (self.seconds is not None and passed_s >= self.seconds)
         )
 
     def thousandths(self, count: int, passed_s: float) -> int:
@@ -91,7 +105,8 @@ class Measured:
 
     @property
     def per_s(self) -> float:
-        return self.messages / max(self.seconds, 1e-9)
+        """0 if it was stopped before the clock started."""
+        return self.messages / self.seconds if self.seconds > 0 else 0.0
 
     def percentile_ms(self, share: float) -> float:
         return percentile(self.latencies_ms, share)
@@ -222,7 +237,8 @@ def _produce_in_processes(load: Load, producers: int, show: Show) -> Measured:
         with contextlib.suppress(threading.BrokenBarrierError):
             barrier.wait(_START_S)
         began_s = time.perf_counter()
-        parts = _gather(pipes, load, began_s, show)
+        with _stopping_all(load, processes):
+            parts = _gather(pipes, load, began_s, show)
         seconds = time.perf_counter() - began_s
     except BaseException:
         for process in processes:
@@ -241,8 +257,8 @@ def _produce_in_processes(load: Load, producers: int, show: Show) -> Measured:
 
 def _producer_process(load: Load, barrier: Barrier, pipe: _Pipe) -> None:
     """Says how many it has sent, from time to time, and what it measured, or its error, at last."""
-    # Ctrl-C reaches all processes of a terminal; the parent ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches all processes of a terminal, and the parent hands on what reached it alone.
+    signal.signal(signal.SIGINT, lambda _signal, _frame: load.stop())
     said_s = 0.0
 
     def show(count: int, _: int) -> None:
@@ -257,6 +273,28 @@ def _producer_process(load: Load, barrier: Barrier, pipe: _Pipe) -> None:
     except MqError as error:
         barrier.abort()
         pipe.send((type(error), str(error)))
+
+
+@contextlib.contextmanager
+def _stopping_all(load: Load, processes: Sequence[BaseProcess]) -> Iterator[None]:
+    """While the context lasts, a stop of the load stops the processes as well."""
+
+    def watch() -> None:
+        while not is_over.wait(_SAY_EVERY_S):
+            if load.stopped:
+                for process in processes:
+                    if process.pid is not None and process.is_alive():
+                        os.kill(process.pid, signal.SIGINT)
+                return
+
+    is_over = threading.Event()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def _gather(pipes: Sequence[_Pipe], load: Load, began_s: float, show: Show) -> list[Measured]:

@@ -44,7 +44,7 @@ async def _receive(load: Load, group: str, consumers: int, expected: int, show: 
     measured = Measured()
 
     async def work(consumer: aio.SimpleConsumer, began_s: float) -> None:
-        while measured.messages < expected:
+        while measured.messages < expected and not load.stopped:
             asked_s = time.perf_counter()
             messages = await consumer.receive(load.batch, wait_s=1.0)
             if messages:

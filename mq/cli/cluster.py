@@ -1,7 +1,7 @@
 """`mq cluster`: the nodes of a running cluster, their leaders, health and options.
 
 One node that does not answer is shown as such, see `nodes`. What is done to nodes has modules of
-its own: `cluster_members`, `restart`.
+its own: `cluster_members`, `restart`; so do `clients`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.cli import cluster_members, cluster_sets, output, restart
+from mq.cli import clients, cluster_members, cluster_sets, output, restart
 from mq.cli.nodes import (
     Leadership,
     Seen,
@@ -25,7 +25,8 @@ from mq.cli.nodes import (
     with_set,
 )
 from mq.cli.options import Brokers, with_brokers
-from mq.cli.tables import Column, counted, print_pages, print_table, size
+from mq.cli.tables import Column, counted, nonzero, print_pages, print_table, size, state
+from mq.cli.watch import with_watch
 from mq.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -40,11 +41,17 @@ def cluster() -> None:
     """The nodes: leaders, health, configuration."""
 
 
-for _command in (*cluster_members.COMMANDS, *cluster_sets.COMMANDS, restart.restart_plan):
+for _command in (
+    *cluster_members.COMMANDS,
+    *cluster_sets.COMMANDS,
+    restart.restart_plan,
+    clients.clients,
+):
     cluster.add_command(_command)
 
 
 @cluster.command("status")
+@with_watch
 @with_brokers()
 def show_status(brokers: Brokers) -> None:
     """Show every node: its role, its log, its memory and disk."""
@@ -151,8 +158,8 @@ def health(context: click.Context, brokers: Brokers) -> None:
                 *set_column([each.broker_set for each in nodes]),
                 Column("node", [each.node_id for each in nodes], "left"),
                 Column("address", [each.address or "?" for each in nodes], "left"),
-                Column("role", [each.role for each in nodes], "left"),
-                Column("health", states_shown, "left", is_flexible=True),
+                Column("role", [each.role for each in nodes], "left", style=state),
+                Column("health", states_shown, "left", is_flexible=True, style=state),
             ],
         )
         _print_problems(sets)
@@ -278,10 +285,10 @@ def _status_columns(nodes: Sequence[Seen], now_ms: int) -> list[Column]:
         *set_column([each.broker_set for each in nodes]),
         Column("node", [each.node_id for each in nodes], "left"),
         Column("address", [each.address or "?" for each in nodes], "left"),
-        Column("role", [each.role for each in nodes], "left"),
+        Column("role", [each.role for each in nodes], "left", style=state),
         Column("zone", [each.zone or "-" for each in nodes], "left", rank=9),
         Column("applied", cells(lambda one: str(one.applied_index)), rank=4),
-        Column("behind", lags, rank=1),
+        Column("behind", lags, rank=1, style=nonzero),
         Column("log", cells(lambda one: size(one.log_bytes))),
         Column("disk used", disk, rank=2),
         Column("memory", cells(lambda one: size(one.rss_bytes)), rank=3),

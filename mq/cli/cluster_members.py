@@ -198,20 +198,39 @@ def remove_member(brokers: Brokers, node_id: str, broker_set: str, *, is_sure: b
 
 @click.command("transfer-leader", short_help="Let another node lead.")
 @click.argument("node_id", metavar="[NODE]", default="")
+@click.option(
+    "--from",
+    "from_id",
+    metavar="NODE",
+    default="",
+    help="Only if this node leads: before it is stopped.",
+)
 @with_set
 @with_brokers()
-def transfer_leader(brokers: Brokers, node_id: str, broker_set: str) -> None:
+def transfer_leader(brokers: Brokers, node_id: str, from_id: str, broker_set: str) -> None:
     """Let another node lead: NODE, or the one that has most of the log.
 
     Producers and consumers with retries notice a pause, and no error.
     """
     with brokers.admin() as admin:
-        name = _one_set(admin.route(), broker_set)
+        route = admin.route()
+        name = _one_set(route, broker_set)
+        (leader_id,) = [one.leader_id for one in route.broker_sets if one.name == name]
+        if from_id and leader_id != from_id:
+            _say_that_it_does_not_lead(brokers, name, from_id, leader_id)
+            return
         found = admin.transfer_leadership(node_id, broker_set=name)
     if brokers.as_json:
         output.write_json({"broker_set": name, **output.plain(found)})
         return
     click.echo(f"{found.leader_id} leads {name} now, term {found.term}.")
+
+
+def _say_that_it_does_not_lead(brokers: Brokers, name: str, node_id: str, leader_id: str) -> None:
+    if brokers.as_json:
+        output.write_json({"broker_set": name, "leader_id": leader_id})
+    else:
+        click.echo(f"{node_id} does not lead {name}: {leader_id or 'no node'} does.")
 
 
 def _one_set(found: RouteResponse, broker_set: str) -> str:

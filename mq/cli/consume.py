@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 import click
 
 from mq.cli import loop, output
+from mq.cli.completion import complete_group, complete_topic
+from mq.cli.message_format import with_template
 from mq.cli.options import (
     PLACE_METAVAR,
     SECONDS,
@@ -405,9 +407,13 @@ def print_messages(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def _chosen_format(kind: str | None, *, is_json: bool, with_meta: bool) -> str:
+def _chosen_format(
+    kind: str | None, template: str | None, *, is_json: bool, with_meta: bool
+) -> str:
     if is_json and kind not in (None, "json"):
         raise click.UsageError(f"--json and --format {kind} are two formats: give one")
+    if template is not None and (is_json or with_meta or kind not in (None, "text")):
+        raise click.UsageError("-f is a form of its own: leave out --json, --meta and --format")
     kind = kind or ("json" if is_json else "text")
     if with_meta and kind != "text":
         raise click.UsageError(f"--format {kind} has everything: --meta is for text")
@@ -415,8 +421,15 @@ def _chosen_format(kind: str | None, *, is_json: bool, with_meta: bool) -> str:
 
 
 @click.command(short_help="Print messages of topics.")
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("--group", metavar="GROUP", help="Consume as a member of this group.")
+@click.argument(
+    "topics", metavar="TOPIC...", shell_complete=complete_topic, nargs=-1, required=True
+)
+@click.option(
+    "--group",
+    metavar="GROUP",
+    shell_complete=complete_group,
+    help="Consume as a member of this group.",
+)
 @click.option(
     "--from",
     "place",
@@ -428,7 +441,7 @@ def _chosen_format(kind: str | None, *, is_json: bool, with_meta: bool) -> str:
 )
 @click.option("--count", metavar="N", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
-    "--follow", "-f", is_flag=True, help="Do not end: wait for more, and for brokers that are away."
+    "--follow", "-F", is_flag=True, help="Do not end: wait for more, and for brokers that are away."
 )
 @click.option(
     "--timeout",
@@ -444,6 +457,7 @@ def _chosen_format(kind: str | None, *, is_json: bool, with_meta: bool) -> str:
     help="How members of the group share messages.  [default: clustering]",
 )
 @click.option("--meta", is_flag=True, help="Put place, time, tag, keys before each body.")
+@with_template
 @click.option(
     "--format",
     "kind",
@@ -473,6 +487,7 @@ def consume(  # noqa: PLR0913 - one a flag
     sql: str | None,
     mode: str | None,
     meta: bool,
+    template: str | None,
     kind: str | None,
     path: str,
 ) -> None:
@@ -491,7 +506,7 @@ def consume(  # noqa: PLR0913 - one a flag
         raise click.UsageError("--mode is how a group shares messages: give --group too")
     if follow and idle_s is not None:
         raise click.UsageError("--follow has no end and --timeout is one: give one of them")
-    kind = _chosen_format(kind, is_json=brokers.as_json, with_meta=meta)
+    kind = _chosen_format(kind, template, is_json=brokers.as_json, with_meta=meta)
     options = ConsumeOptions(
         topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s
     )
@@ -507,7 +522,9 @@ def consume(  # noqa: PLR0913 - one a flag
                 written = write_columns(brokers, group, mode or "clustering", options, path, kind)
             else:
                 with click.open_file(path, "wb") as file:
-                    sink = Sink(cast("BinaryIO", file), as_json=kind == "json", with_meta=meta)
+                    is_json = kind == "json"
+                    opened = cast("BinaryIO", file)
+                    sink = Sink(opened, as_json=is_json, with_meta=meta, template=template)
                     written = print_messages(brokers, group, mode or "clustering", options, sink)
     except BrokenPipeError:
         # The reader of the pipe has closed it; click ends the command.

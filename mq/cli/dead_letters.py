@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq.cli import output
+from mq.cli.completion import complete_group
 from mq.cli.messages import opened, print_message
 from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
 from mq.cli.tables import Column, counted, print_pages, stored_at
+from mq.cli.watch import with_watch
 from mq.errors import IllegalRequest, MessageNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mq.client import Admin
-    from mq.wire.v1.admin_pb2 import DeadLetterCount, StoredMessage
+    from mq.client.admin.groups import LetterActionName
+    from mq.wire.v1.admin_pb2 import DeadLetterCount, LetterOutcome, StoredMessage
 
 _BODY_SHOWN = 40
 _REASON_SHOWN = 120
 _PAGE = 500
+_DONE = {"resend": "sent again", "purge": "dropped"}
 
-_with_group = click.argument("group", metavar="GROUP")
+_with_group = click.argument("group", metavar="GROUP", shell_complete=complete_group)
 _with_set = with_set("Of this broker set; needed when several have some of the group.")
 
 
@@ -37,7 +41,7 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@click.argument("group", metavar="[GROUP]", required=False)
+@click.argument("group", metavar="[GROUP]", shell_complete=complete_group, required=False)
 @click.option(
     "--from",
     "begin",
@@ -55,6 +59,7 @@ def dlq() -> None:
     help="At most so many.",
 )
 @with_set("Of this broker set; each counts its own.")
+@with_watch
 @with_brokers()
 def list_letters(
     brokers: Brokers, group: str | None, begin: int, count: int, broker_set: str
@@ -118,18 +123,31 @@ def show(brokers: Brokers, group: str, queue_offset: int, *, broker_set: str, ra
 @_with_group
 @click.argument("queue_offsets", metavar="[OFFSET]...", type=click.IntRange(0), nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All that there are.")
+@click.option("--again", is_flag=True, help="Also those that were sent again before.")
 @_with_set
 @with_brokers()
 def resend(
-    brokers: Brokers, group: str, queue_offsets: Sequence[int], *, broker_set: str, is_all: bool
+    brokers: Brokers,
+    group: str,
+    queue_offsets: Sequence[int],
+    *,
+    broker_set: str,
+    is_all: bool,
+    again: bool,
 ) -> None:
     """Send dead letters to their group again.
 
     They come to it as retries, counted from 0. With --all they are dead
-    letters no more; single ones stay on the list.
+    letters no more; single ones stay on the list, marked, and each has an
+    outcome: what fails for one stops no other.
     """
     if is_all == bool(queue_offsets):
         raise click.UsageError("say which: one or more OFFSETs, or --all")
+    if is_all and again:
+        raise click.UsageError("--again is for OFFSETs: --all sends all there are")
+    if queue_offsets:
+        _settle(brokers, group, queue_offsets, "resend", again=again, broker_set=broker_set)
+        return
     with brokers.admin() as admin:
         count = admin.resend_dead_letters(group, queue_offsets, broker_set=broker_set)
     if brokers.as_json:
@@ -140,6 +158,7 @@ def resend(
 
 @dlq.command()
 @_with_group
+@click.argument("queue_offsets", metavar="[OFFSET]...", type=click.IntRange(0), nargs=-1)
 @click.option(
     "--before",
     "before_offset",
@@ -147,13 +166,26 @@ def resend(
     type=click.IntRange(1),
     help="Only those before this one.",
 )
-@with_set("Of this broker set; needed with --before when several have some of the group.")
+@with_set("Of this broker set; needed with an OFFSET when several have some of the group.")
 @with_yes
 @with_brokers()
 def purge(
-    brokers: Brokers, group: str, before_offset: int | None, *, broker_set: str, is_sure: bool
+    brokers: Brokers,
+    group: str,
+    queue_offsets: Sequence[int],
+    *,
+    before_offset: int | None,
+    broker_set: str,
+    is_sure: bool,
 ) -> None:
-    """Delete dead letters, for good."""
+    """Delete dead letters, for good: these, those before one, or all."""
+    if queue_offsets:
+        if before_offset is not None:
+            raise click.UsageError("say which: OFFSETs, or --before")
+        letters = counted(len(set(queue_offsets)), "dead letter")
+        confirm(f"Drop {letters} of group {group}?", is_sure=is_sure)
+        _settle(brokers, group, queue_offsets, "purge", broker_set=broker_set)
+        return
     which = "all dead letters" if before_offset is None else f"dead letters before {before_offset}"
     where = f" in broker set {broker_set}" if broker_set else ""
     confirm(f"Drop {which} of group {group}{where}?", is_sure=is_sure)
@@ -163,6 +195,38 @@ def purge(
         output.write_json({"group": group, "purged": count})
     else:
         click.echo(f"Dropped {counted(count, 'dead letter')} of group {group}.")
+
+
+def _settle(
+    brokers: Brokers,
+    group: str,
+    queue_offsets: Sequence[int],
+    action: LetterActionName,
+    *,
+    again: bool = False,
+    broker_set: str,
+) -> None:
+    """Ends with 1 unless all was done."""
+    outcomes: list[LetterOutcome] = []
+    wanted = sorted(set(queue_offsets))
+    with brokers.admin() as admin:
+        for start in range(0, len(wanted), _PAGE):
+            outcomes += admin.settle_dead_letters(
+                group, wanted[start : start + _PAGE], action, again=again, broker_set=broker_set
+            )
+    done = [one for one in outcomes if _result(one) in ("resent", "purged")]
+    if brokers.as_json:
+        output.write_json([{**output.plain(one), "result": _result(one)} for one in outcomes])
+    else:
+        print_pages(output.console(), outcomes, _outcome_columns)
+        click.echo(f"{counted(len(done), 'dead letter')} of {len(outcomes):,} {_DONE[action]}")
+    if len(done) < len(outcomes):
+        raise click.exceptions.Exit(1)
+
+
+def _result(one: LetterOutcome) -> str:
+    name = output.enum_name(one.DESCRIPTOR.fields_by_name["result"].enum_type, one.result)
+    return name.removeprefix("result_").replace("_", " ")
 
 
 def _letters(
@@ -199,6 +263,15 @@ def _document(found: StoredMessage) -> dict[str, Any]:
         **output.message_document(opened(found)),
         "origin": output.plain(found.message.origin),
     }
+
+
+def _outcome_columns(outcomes: Sequence[LetterOutcome]) -> list[Column]:
+    notes = [output.printable(one.text) or one.message_id or "-" for one in outcomes]
+    return [
+        Column("letter", [str(one.queue_offset) for one in outcomes]),
+        Column("result", [_result(one) for one in outcomes], "left"),
+        Column("sent as", notes, "left", is_flexible=True),
+    ]
 
 
 def _group_columns(groups: Sequence[DeadLetterCount]) -> list[Column]:

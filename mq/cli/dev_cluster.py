@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import logging
 import os
@@ -51,6 +52,7 @@ _LOOK_S = 0.2
 _ASK_S = 1.0
 _ELECTION_S = 5.0
 _LOG_LINES = 5
+_CONSOLE, _CONSOLE_PORT, _CONSOLE_STOP_S, _CONSOLE_AGAIN_S = "console", 8080, 5.0, 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,8 +201,9 @@ def _write(file: Path, nodes: Sequence[Node]) -> None:
 class Cluster:
     """The processes. `stop` is to be called whatever happens."""
 
-    def __init__(self, directory: Path, nodes: Sequence[Node]) -> None:
+    def __init__(self, directory: Path, nodes: Sequence[Node], console_port: int = 0) -> None:
         self.nodes = nodes
+        self.console_port = console_port
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -209,7 +212,7 @@ class Cluster:
         members = ",".join(f"{one.name}={_HOST}:{one.raft_port}" for one in own)
         seeds = ",".join(one.address for one in self.nodes if one not in own)
         return [
-            *("server", "--node-node", node.name, "--data", str(self._directory / node.name)),
+            *("server", "--node-id", node.name, "--data", str(self._directory / node.name)),
             *("--port", str(node.port), "--metrics-port", str(node.metrics_port)),
             *("--raft-members", members, "--log-format", "console"),
             *(("--node-broker-set", node.broker_set, "--broker-seeds", seeds) if seeds else ()),
@@ -230,6 +233,39 @@ class Cluster:
                     start_new_session=True,
                     env=environment,
                 )
+        if self.console_port:
+            self._start_console(environment)
+
+    def _start_console(self, environment: dict[str, str]) -> None:
+        servers = ",".join(node.address for node in self.nodes)
+        with (self._directory / f"{_CONSOLE}.log").open("ab") as log:
+            self._processes[_CONSOLE] = subprocess.Popen(  # noqa: S603 - our own program
+                [
+                    *(sys.executable, "-m", "mq", "console", "--server", servers),
+                    *("--port", str(self.console_port), "--with-parent"),
+                ],
+                # It ends with this process, however that ends.
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def has_restarted_console(self) -> bool:
+        """Starts the console anew if it has ended."""
+        console = self._processes.get(_CONSOLE)
+        if console is None or console.poll() is None:
+            return False
+        if console.stdin is not None:
+            console.stdin.close()
+        self._start_console({**os.environ, "NO_COLOR": "1"})
+        return True
+
+    @property
+    def console(self) -> str:
+        """Its URL; empty: there is none."""
+        return f"http://{_HOST}:{self.console_port}" if self.console_port else ""
 
     def pid(self, node: Node) -> int:
         return self._processes[node.name].pid
@@ -248,6 +284,12 @@ class Cluster:
                 process.terminate()
         deadline_s = time.monotonic() + _STOP_S
         killed = []
+        if _CONSOLE in self._processes:
+            console = self._processes[_CONSOLE]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                console.wait(_CONSOLE_STOP_S)
+            console.kill()
+            console.wait()
         for node in self.nodes:
             if node.name not in self._processes:
                 continue
@@ -286,9 +328,21 @@ class Cluster:
     help="First port; the next node's is 10 higher. 0: any that are free.  "
     "[default: 8081, or 8181, 8281... when that is taken]",
 )
+@click.option(
+    "--console/--no-console",
+    "with_console",
+    default=True,
+    help="Serve the web console as well, on port 8080 or another one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON when they are up.")
 def dev_cluster(
-    nodes: int | None, sets: int | None, data: Path, port: int | None, *, as_json: bool
+    nodes: int | None,
+    sets: int | None,
+    data: Path,
+    port: int | None,
+    *,
+    with_console: bool,
+    as_json: bool,
 ) -> None:
     """Run a cluster of real processes on this machine, until Ctrl-C.
 
@@ -299,7 +353,8 @@ def dev_cluster(
     Options of the nodes are taken from MQ_... variables, as by `mq server`.
     """
     check_variables(os.environ)
-    cluster = Cluster(data, plan(data, nodes, port, sets))
+    planned = plan(data, nodes, port, sets)
+    cluster = Cluster(data, planned, _console_port(port) if with_console else 0)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -315,6 +370,15 @@ def dev_cluster(
             output.note("stopping")
         for node in cluster.stop():
             output.note(f"{node.name} did not stop within {_STOP_S:g} s and was killed")
+
+
+def _console_port(port: int | None) -> int:
+    """0: its extra is not installed."""
+    if importlib.util.find_spec("starlette") is None:
+        return 0
+    if port != 0 and is_free(_HOST, _CONSOLE_PORT):
+        return _CONSOLE_PORT
+    return free_ports(_HOST, 1)[0]
 
 
 @contextlib.contextmanager
@@ -383,6 +447,7 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
         output.write_json(
             {
                 "servers": addresses,
+                "console": cluster.console,
                 "nodes": [
                     {
                         "node": node.name,
@@ -412,16 +477,21 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
             Column("log", [str(cluster.log(node)) for node in nodes], "left", is_flexible=True),
         ],
     )
-    click.echo(hints.first_steps(addresses, hints.program()), nl=False)
+    click.echo(hints.first_steps(addresses, hints.program(), console=cluster.console), nl=False)
 
 
 def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
     """Runs until it is to stop. Reports when a node dies, the leader of its set then, and when a
-    set that had no leader has one again: nodes can be started by hand.
+    set that had no leader has one again: nodes can be started by hand. A console that has ended is
+    started again.
     """
     alive = list(cluster.nodes)
     leaderless: set[str] = set()
+    console_s = time.monotonic()
     while not stop.wait(_LOOK_S):
+        if time.monotonic() > console_s + _CONSOLE_AGAIN_S and cluster.has_restarted_console():
+            console_s = time.monotonic()
+            output.note("the console has ended, and is started again")
         for node in [one for one in alive if cluster.exit_code(one) is not None]:
             alive.remove(node)
             output.note(_exit_text(cluster, node))

@@ -1,13 +1,15 @@
-"""`mq group`: consumer groups of a running broker, their members, exact lag, and offsets."""
+"""`mq group`: consumer groups of a running broker, their members, lag, leases and offsets."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
 import click
 
 from mq.cli import output
+from mq.cli.completion import complete_group, complete_topic
 from mq.cli.options import (
     PLACE_METAVAR,
     TIME_HELP,
@@ -19,10 +21,13 @@ from mq.cli.options import (
     with_set,
     with_yes,
 )
-from mq.cli.tables import Column, counted, print_pages, print_table, stored_at
+from mq.cli.tables import Column, counted, nonzero, print_pages, print_table, stored_at
+from mq.cli.watch import with_watch
+from mq.errors import GroupNotEmpty, GroupNotFound
+from mq.names import similar_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mq.client import Admin
     from mq.wire.v1.admin_pb2 import (
@@ -30,18 +35,23 @@ if TYPE_CHECKING:
         GroupQueue,
         GroupSettings,
         GroupSummary,
+        LeaseInfo,
         MemberInfo,
         ResetOffsetsResponse,
     )
     from mq.wire.v1.consumer_pb2 import Filter, QueuePosition
 
+# A member that makes no progress for so long is shown.
+_STALLED_MS = 10_000
 
-@click.group(short_help="List, describe, reset, set, delete groups.")
+
+@click.group(short_help="List, describe, reset, set, evict, delete groups.")
 def group() -> None:
     """Groups: consumers that share the messages of their topics."""
 
 
 @group.command("list")
+@with_watch
 @with_brokers()
 def list_groups(brokers: Brokers) -> None:
     """List all groups with members or offsets."""
@@ -61,11 +71,12 @@ def list_groups(brokers: Brokers) -> None:
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@with_watch
 @with_brokers()
 def describe(brokers: Brokers, name: str) -> None:
     """Show a group: its members, and how far it is in each queue."""
-    with brokers.admin() as admin:
+    with brokers.admin() as admin, _guessing(admin, name):
         found = admin.describe_group(name)
         settings = admin.alter_group(name)
     brokers.note_missing(found)
@@ -76,8 +87,75 @@ def describe(brokers: Brokers, name: str) -> None:
         _print_group(found, settings)
 
 
-@group.command("set")
+@group.command()
 @click.argument("name", metavar="GROUP")
+@click.option("--topic", metavar="TOPIC", default="", help="Only of this topic.")
+@click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="At most so many.",
+)
+@with_brokers()
+def leases(brokers: Brokers, name: str, topic: str, count: int) -> None:
+    """List what members have received and not acknowledged.
+
+    Messages without a member wait to be received again; of others the member
+    is not known when another broker led at the time.
+    """
+    found: list[LeaseInfo] = []
+    page = ""
+    with brokers.admin() as admin:
+        while count > len(found):
+            answer = admin.list_leases(name, topic, min(count - len(found), 1_000), page=page)
+            brokers.note_missing(answer)
+            found += answer.leases
+            page = answer.next_page
+            if not page:
+                break
+    if brokers.as_json:
+        output.write_json([output.plain(each) for each in found])
+        return
+    if found:
+        print_pages(output.console(), found, _lease_columns)
+    waiting = f", {counted(answer.waiting, 'message')} waiting to be received again"
+    click.echo(f"{counted(answer.leased, 'message')} leased{waiting * bool(answer.waiting)}")
+
+
+@group.command()
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.argument("member_id", metavar="MEMBER")
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    default="it made no progress",
+    show_default=True,
+    help="What the consumer is told.",
+)
+@with_yes
+@with_brokers()
+def evict(brokers: Brokers, name: str, member_id: str, reason: str, *, is_sure: bool) -> None:
+    """Send a member away that lives and does nothing.
+
+    Its queues go to other members at once, also those of an ordered group. A
+    handler that hangs in it is not ended: what it does when it goes on may
+    happen beside the work of the next member. The consumer ends with the
+    reason and does not come back by itself.
+    """
+    question = f"Send {member_id} away from group {name}, whatever it is working on?"
+    confirm(question, is_sure=is_sure)
+    with brokers.admin() as admin, _guessing(admin, name):
+        admin.evict_member(name, member_id, reason)
+    if brokers.as_json:
+        output.write_json({"group": name, "member": member_id, "is_evicted": True})
+    else:
+        click.echo(f"{member_id} is sent away from group {name}.")
+
+
+@group.command("set")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option(
     "--retries",
     "retries_max",
@@ -111,8 +189,10 @@ def set_options(
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
-@click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.option(
+    "--topic", metavar="TOPIC", shell_complete=complete_topic, required=True, help="Of this topic."
+)
 @click.option(
     "--to",
     "place",
@@ -131,7 +211,8 @@ def set_options(
 )
 @with_set("Only there; needed with --queue when several have the topic.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
-@with_yes
+@click.option("--force", is_flag=True, help="Also while members of the group are consuming.")
+@click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # asks nothing now
 @with_brokers()
 def reset(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
@@ -142,14 +223,15 @@ def reset(  # noqa: PLR0913 - one a flag
     *,
     broker_set: str,
     dry_run: bool,
-    is_sure: bool,
+    force: bool,
 ) -> None:
     """Let a group go on from another place.
 
-    Consumers that run go on from there at once; messages may come to them
-    again, or be left out. Asks if there are such.
+    Consumers that run would go on from there at once; messages come to them
+    again, or are left out. While there are such, the group is moved with
+    --force alone.
     """
-    with brokers.admin() as admin:
+    with brokers.admin() as admin, _guessing(admin, name):
         asked = functools.partial(
             admin.reset_offsets,
             name,
@@ -158,8 +240,8 @@ def reset(  # noqa: PLR0913 - one a flag
             queue_ids=queue_ids,
             broker_set=broker_set,
         )
-        if not is_sure and not dry_run:
-            _confirm_moving(admin, name, topic, asked(dry_run=True))
+        if not force and not dry_run:
+            _check_idle(admin, name, topic, asked(dry_run=True))
         found = asked(dry_run=dry_run)
     if brokers.as_json:
         output.write_json({"is_dry_run": dry_run, **output.plain(found)})
@@ -173,31 +255,43 @@ def reset(  # noqa: PLR0913 - one a flag
         click.echo(f"Group {name} goes on from there in {queues} of {topic}.")
 
 
-def _confirm_moving(admin: Admin, name: str, topic: str, found: ResetOffsetsResponse) -> None:
-    """Asks if the group has members, which would be moved while they work."""
+def _check_idle(admin: Admin, name: str, topic: str, found: ResetOffsetsResponse) -> None:
+    """Raises GroupNotEmpty if the group has members, which would be moved while they work."""
     members = {each.member_id for each in admin.describe_group(name).members}
     if not members:
         return
     changes = _changes(found)
     again = -sum(change for change in changes if change and change < 0)
     left_out = sum(change for change in changes if change and change > 0)
-    who = counted(len(members), "member")
-    work = "is consuming and goes" if len(members) == 1 else "are consuming and go"
-    confirm(
-        f"{who} of group {name} {work} on from there at once: "
-        f"{counted(again, 'message')} of {topic} {'comes' if again == 1 else 'come'} again, "
-        f"{left_out:,} {'is' if left_out == 1 else 'are'} left out. Go on?",
-        is_sure=False,
+    work = "is consuming and would go" if len(members) == 1 else "are consuming and would go"
+    raise GroupNotEmpty(
+        f"{counted(len(members), 'member')} of group {name} {work} on from there at once: "
+        f"{counted(again, 'message')} of {topic} would come again, {left_out:,} would be left out. "
+        "Nothing was changed: stop them first, or give --force"
     )
 
 
+@contextlib.contextmanager
+def _guessing(admin: Admin, name: str) -> Iterator[None]:
+    """An error that there is no such group names those that may have been meant."""
+    try:
+        yield
+    except GroupNotFound as error:
+        similar = similar_names(name, (each.group for each in admin.list_groups()))
+        if not similar:
+            raise
+        raise GroupNotFound(
+            f"there is no group {name}: did you mean {' or '.join(similar)}?"
+        ) from error
+
+
 @group.command()
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @with_yes
 @with_brokers()
 def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
     """Delete a group without members, and its offsets."""
-    with brokers.admin() as admin:
+    with brokers.admin() as admin, _guessing(admin, name):
         if not is_sure:
             lag = admin.describe_group(name).summary.lag
             where = f"it is {counted(lag, 'message')} behind"
@@ -256,10 +350,18 @@ def _group_columns(groups: Sequence[GroupSummary]) -> list[Column]:
         Column("group", [each.group for each in groups], "left", is_flexible=True),
         Column("mode", [_mode(each) for each in groups], "left", rank=1),
         Column("members", [str(each.members) for each in groups]),
-        Column("behind", [f"{each.lag:,}" for each in groups]),
+        Column("behind", [f"{each.lag:,}" for each in groups], style=nonzero),
         Column("generation", [str(each.generation) for each in groups], rank=2),
         Column("topics", topics, "left", is_flexible=True),
     ]
+
+
+def _stalled_column(members: Sequence[MemberInfo]) -> list[Column]:
+    """Where there is such a member: a handler that takes its time is no news."""
+    if all(each.stalled_ms < _STALLED_MS for each in members):
+        return []
+    times = [f"{each.stalled_ms // 1000:,} s" if each.stalled_ms else "-" for each in members]
+    return [Column("stalled", times, style=nonzero)]
 
 
 def _member_columns(members: Sequence[MemberInfo]) -> list[Column]:
@@ -286,13 +388,16 @@ def _member_columns(members: Sequence[MemberInfo]) -> list[Column]:
         Column("zone", [output.printable(each.zone) or "-" for each in members], "left", rank=3),
         Column("by", ways, "left", rank=1),
         Column("queues", [str(each.queues) for each in members]),
+        *_stalled_column(members),
         Column(
             "last seen (UTC)", moments, "left", compact=Column("last seen (UTC)", times, "left")
         ),
     ]
 
 
-def _set_column(rows: Sequence[GroupQueue] | Sequence[QueuePosition]) -> list[Column]:
+def _set_column(
+    rows: Sequence[GroupQueue] | Sequence[LeaseInfo] | Sequence[QueuePosition],
+) -> list[Column]:
     """Only where there are several."""
     sets = [each.broker_set for each in rows]
     return [Column("set", sets, "left", is_flexible=True)] if len(set(sets)) > 1 else []
@@ -308,8 +413,27 @@ def _queue_columns(queues: Sequence[GroupQueue]) -> list[Column]:
         Column("start", [str(each.start) for each in queues], rank=1),
         Column("committed", committed),
         Column("end", [str(each.end) for each in queues]),
-        Column("behind", [f"{each.lag:,}" for each in queues]),
+        Column("behind", [f"{each.lag:,}" for each in queues], style=nonzero),
         Column("member", owners, "left", is_flexible=True),
+    ]
+
+
+def _lease_columns(found: Sequence[LeaseInfo]) -> list[Column]:
+    moments = [stored_at(each.visible_at_ms) for each in found]
+    times = [moment.partition(" ")[2] for moment in moments]
+    members = [
+        (output.printable(each.member_id) or "not known") if each.is_leased else "-"
+        for each in found
+    ]
+    return [
+        Column("topic", [each.topic for each in found], "left", is_flexible=True),
+        *_set_column(found),
+        Column("queue", [str(each.queue_id) for each in found]),
+        Column("from", [str(each.start) for each in found]),
+        Column("messages", [f"{each.end - each.start:,}" for each in found]),
+        Column("attempt", [str(each.attempts) for each in found]),
+        Column("until (UTC)", moments, "left", compact=Column("until (UTC)", times, "left")),
+        Column("member", members, "left", is_flexible=True),
     ]
 
 

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from mq import config as configuration
+from mq import extras
 from mq.errors import IllegalConfig, MqError, Unauthenticated
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Later(click.Command):
 
 
 class _Group(click.Group):
-    """Ends any command's MqError as one line on stderr, and Ctrl-C silently."""
+    """Ends an MqError and a missing extra as a line on stderr, and Ctrl-C silently."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """As they were registered: those that a newcomer needs come first."""
@@ -66,6 +67,10 @@ class _Group(click.Group):
             if isinstance(error, Unauthenticated):
                 click.echo(_NO_IDENTITY, err=True)
             raise click.exceptions.Exit(2 if isinstance(error, IllegalConfig) else 1) from error
+        except ModuleNotFoundError as error:
+            text = extras.explained(f"mq {ctx.invoked_subcommand}", error)
+            click.echo(f"error: {text}", err=True)
+            raise click.exceptions.Exit(2) from error
         except KeyboardInterrupt as interrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from interrupt
 

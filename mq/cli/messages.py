@@ -1,5 +1,5 @@
-"""`mq message`: single stored messages, by id, by key, or by their place in a queue; and taking
-back one that waits.
+"""`mq message`: single stored messages, by id, by key, or by their place in a queue; what became of
+one; and taking back one that waits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq.cli import output
+from mq.cli.completion import complete_topic
 from mq.cli.options import (
     TIME_HELP,
     Brokers,
@@ -22,7 +23,9 @@ from mq.cli.options import (
     with_filters,
     with_set,
 )
+from mq.cli.scheduled import scheduled
 from mq.cli.tables import Column, counted, print_pages, size, stored_at
+from mq.cli.trace import trace
 from mq.errors import QueueNotFound
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ def message() -> None:
     """Look up stored messages."""
 
 
+message.add_command(trace)
+
+
 @message.command()
 @click.argument("message_id", metavar="ID")
 @click.option("--raw", is_flag=True, help="Write the body alone, byte for byte.")
@@ -62,8 +68,11 @@ def get(brokers: Brokers, message_id: str, *, raw: bool) -> None:
         print_message(found)
 
 
+message.add_command(scheduled)
+
+
 @message.command()
-@click.argument("topic", metavar="TOPIC")
+@click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
 @click.argument("message_id", metavar="ID")
 @click.option(
     "--deliver-at",
@@ -73,22 +82,39 @@ def get(brokers: Brokers, message_id: str, *, raw: bool) -> None:
     required=True,
     help="When it is to be delivered, to the millisecond, as its send returned it.",
 )
+@click.option(
+    "--operator",
+    is_flag=True,
+    help="By the right to alter the topic, in place of the right to publish to it; recorded.",
+)
 @with_brokers()
-def recall(brokers: Brokers, topic: str, message_id: str, deliver_at_ms: int) -> None:
+def recall(
+    brokers: Brokers, topic: str, message_id: str, deliver_at_ms: int, *, operator: bool
+) -> None:
     """Take back a message that waits for its delivery time."""
-    brokers.check()
-    from mq.client import Producer  # noqa: PLC0415
-
-    with Producer(brokers.servers, timeout_s=brokers.timeout_s, **brokers.security) as producer:
-        producer.recall(topic=topic, message_id=message_id, deliver_at_ms=deliver_at_ms)
+    if operator:
+        with brokers.admin() as admin:
+            admin.recall_scheduled(topic, message_id, deliver_at_ms)
+    else:
+        _recall_as_producer(brokers, topic, message_id, deliver_at_ms)
     if brokers.as_json:
         output.write_json({"topic": topic, "message_id": message_id, "recalled": True})
     else:
         click.echo(f"Took back {message_id}: it will not be delivered.")
 
 
+def _recall_as_producer(brokers: Brokers, topic: str, message_id: str, deliver_at_ms: int) -> None:
+    brokers.check()
+    from mq.client import Producer  # noqa: PLC0415
+
+    with Producer(brokers.servers, timeout_s=brokers.timeout_s, **brokers.security) as producer:
+        producer.recall(topic=topic, message_id=message_id, deliver_at_ms=deliver_at_ms)
+
+
 @message.command()
-@click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
+@click.option(
+    "--topic", metavar="TOPIC", shell_complete=complete_topic, required=True, help="Of this topic."
+)
 @click.option("--key", metavar="KEY", required=True, help="With this key.")
 @click.option(
     "--from",
@@ -113,7 +139,9 @@ def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Plac
 
 
 @message.command()
-@click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
+@click.option(
+    "--topic", metavar="TOPIC", shell_complete=complete_topic, required=True, help="Of this topic."
+)
 @click.option(
     "--queue",
     "queue_id",

@@ -15,7 +15,7 @@ from mq.cli.tables import Column, counted, print_pages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mq.client.admin.access import AccessView
+    from mq.access.views import AccessView
     from mq.wire.v1.security_pb2 import AccessNamespace
 
 _with_name = click.argument("name", metavar="NAMESPACE")

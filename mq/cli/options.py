@@ -165,7 +165,8 @@ def _servers(value: str) -> str:
     servers = [server.strip() for server in value.split(",") if server.strip()]
     for server in servers:
         host, _, port = server.rpartition(":")
-        if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
+        is_url = host.startswith(("http:", "https:"))
+        if not host or is_url or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
             raise click.BadParameter(f"{server!r} is not like {DEFAULT_SERVER}")
     if not servers:
         raise click.BadParameter("it is empty: give one or more of HOST:PORT")

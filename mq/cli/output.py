@@ -7,11 +7,14 @@ characters are shown as escapes. JSON has exact numbers, and times in millisecon
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -106,7 +109,24 @@ def _returned(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    """Writes to stdout, in colours if that is a terminal and NO_COLOR is not set."""
+    return Console(highlight=False, force_terminal=_terminal.get())
+
+
+# True while a frame for a terminal is being captured; None: as stdout is.
+_terminal: ContextVar[bool | None] = ContextVar("terminal", default=None)
+
+
+def captured(print_all: Callable[[], object]) -> str:
+    """The text that `print_all` prints, errors too, with the colours that a terminal would get."""
+    file = io.StringIO()
+    token = _terminal.set(sys.stdout.isatty() or None)
+    try:
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            print_all()
+    finally:
+        _terminal.reset(token)
+    return file.getvalue()
 
 
 def print_fields(out: Console, fields: Iterable[tuple[str, str]]) -> None:

@@ -2,7 +2,7 @@
 
 Sending does not wait for answers; they are collected on a thread of their own, in the order of the
 messages, so that a slow input still shows each result at once. The first message that is refused
-ends the reading; what was sent before it is still answered and reported.
+ends the reading, and so does Ctrl-C; what was sent before is still answered and reported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 import click
 
 from mq.cli import output
+from mq.cli.completion import complete_topic
 from mq.cli.options import Brokers, Duration, Moment, with_brokers, with_set
-from mq.cli.tables import Column, counted, print_table, size, stored_at
+from mq.cli.tables import Column, counted, print_table, size, state, stored_at
 from mq.errors import IllegalRequest, MqError
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ class Collector:
         self.first: list[SendResult] = []
         # What ends the command.
         self.failure: Exception | None = None
+        # By Ctrl-C, before the end of the input.
+        self.is_interrupted = False
         self._as_json = as_json
         self._waiting: queue.Queue[tuple[Line, Future[SendResult]] | None] = queue.Queue(
             _UNANSWERED_MAX
@@ -249,7 +252,10 @@ def send_all(
     except IllegalRequest as error:
         # A line that cannot be read.
         collector.failure = collector.failure or error
+    except KeyboardInterrupt:
+        collector.is_interrupted = True
     finally:
+        # A second Ctrl-C does not wait for the answers.
         collector.finish()
     return collector
 
@@ -258,7 +264,7 @@ def send_all(
 
 
 @click.command(short_help="Send messages to a topic.")
-@click.argument("topic", metavar="TOPIC")
+@click.argument("topic", metavar="TOPIC", shell_complete=complete_topic)
 @click.argument("bodies", metavar="[BODY]...", nargs=-1)
 @click.option(
     "--file",
@@ -366,6 +372,8 @@ def produce(  # noqa: PLR0913 - one a flag
         _print_results(topic, done, time.monotonic() - began_s)
     if done.failure is not None:
         raise done.failure
+    if done.is_interrupted:
+        raise KeyboardInterrupt
 
 
 def _check_usage(bodies: Sequence[str], path: Path | None, *, jsonl: bool, whole: bool) -> None:
@@ -427,7 +435,7 @@ def _result_columns(results: Sequence[SendResult]) -> list[Column]:
         Column("queue offset", [known(each.queue_offset) for each in results]),
         Column("stored (UTC)", moments, "left", rank=1),
         *_delivery_column(results),
-        Column("status", states, "left"),
+        Column("status", states, "left", style=lambda cell: state(cell.partition(" ")[0])),
     ]
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import click
 
 from mq.cli import output
+from mq.cli.completion import complete_group, complete_topic
+from mq.cli.message_format import with_template
 from mq.cli.options import (
     PLACE_METAVAR,
     SECONDS,
@@ -37,8 +39,12 @@ _BATCH = 32
 
 
 @click.command(short_help="Take messages for a group, and acknowledge them.")
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("--group", metavar="GROUP", required=True, help="For this group.")
+@click.argument(
+    "topics", metavar="TOPIC...", shell_complete=complete_topic, nargs=-1, required=True
+)
+@click.option(
+    "--group", metavar="GROUP", shell_complete=complete_group, required=True, help="For this group."
+)
 @click.option(
     "--count", "--max", "count", metavar="N", type=click.IntRange(1), help="End after so many."
 )
@@ -78,6 +84,7 @@ _BATCH = 32
 )
 @with_filters
 @click.option("--meta", is_flag=True, help="Put place, time, tag, keys before each body.")
+@with_template
 @with_brokers("", "--jsonl")
 def receive(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
@@ -93,6 +100,7 @@ def receive(  # noqa: PLR0913 - one a flag
     tags: str | None,
     sql: str | None,
     meta: bool,
+    template: str | None,
 ) -> None:
     """Take messages of topics for a group, one body a line.
 
@@ -101,6 +109,8 @@ def receive(  # noqa: PLR0913 - one a flag
     """
     if meta and brokers.as_json:
         raise click.UsageError("JSON has everything: --meta is for text")
+    if template is not None and (meta or brokers.as_json):
+        raise click.UsageError("-f is a form of its own: leave out --json and --meta")
     wanted = filter_of(tags, sql)
     brokers.check()
     from mq.client import SimpleConsumer  # noqa: PLC0415
@@ -114,7 +124,8 @@ def receive(  # noqa: PLR0913 - one a flag
         **brokers.security,
     )
     with consumer, click.open_file("-", "wb") as file:
-        sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
+        opened = cast("BinaryIO", file)
+        sink = Sink(opened, as_json=brokers.as_json, with_meta=meta, template=template)
         _take(consumer, sink, count, idle_s, invisible_s, is_acked=is_acked)
         unreadable = consumer.unreadable_messages
     if unreadable:

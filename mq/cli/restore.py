@@ -137,7 +137,7 @@ def _restore(
 def _command(restored: Restored, data: str) -> str:
     cluster, broker_set, node = restored.identity
     words = ["server", "--data", data, "--node-cluster", cluster, "--node-broker-set", broker_set]
-    words += ["--node-node", node]
+    words += ["--node-id", node]
     if len(restored.members) > 1:
         members = ",".join(f"{one}={address}" for one, address in restored.members.items())
         words += ["--raft-members", members]

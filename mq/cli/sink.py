@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from mq.cli import output
+from mq.cli import message_format, output
 from mq.cli.tables import stored_at
 
 if TYPE_CHECKING:
@@ -22,9 +22,16 @@ class Destination(Protocol):
 
 
 class Sink:
-    def __init__(self, file: BinaryIO, *, as_json: bool, with_meta: bool) -> None:
+    def __init__(
+        self, file: BinaryIO, *, as_json: bool, with_meta: bool, template: str | None = None
+    ) -> None:
+        """At most one of the three is given; without any the bodies are written, a line each."""
         self._file = file
-        self._form = _json_form if as_json else _meta_form if with_meta else _body_form
+        self._form: message_format.Form = (
+            _json_form if as_json else _meta_form if with_meta else _body_form
+        )
+        if template is not None:
+            self._form = message_format.parse(template, is_safe=file.isatty())
         if self._form is _body_form and file.isatty():
             self._form = _safe_form
         self.written = 0

@@ -37,6 +37,8 @@ class Column:
     rank: int = 0
     # Text that may be wrapped.
     is_flexible: bool = False
+    # The colour of a cell, by its text; a terminal without colours shows the text alone.
+    style: Callable[[str], str] = lambda _: ""
 
     def width(self, *, is_title_wrapped: bool) -> int:
         title = max(map(cell_len, self.title.split())) if is_title_wrapped else cell_len(self.title)
@@ -71,7 +73,9 @@ def print_table(console: Console, columns: Sequence[Column]) -> None:
         width = None if column.is_flexible else column.width(is_title_wrapped=is_title_wrapped)
         table.add_column(column.title, justify=column.justify, width=width, overflow="fold")
     for row in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(*map(Text, row))
+        table.add_row(
+            *(Text(cell, column.style(cell)) for cell, column in zip(row, shown, strict=True))
+        )
     terminal_width = console.width
     # Where even that is too wide, the terminal breaks the lines: numbers stay whole.
     console.width = max(terminal_width, _total(shown, is_title_wrapped=is_title_wrapped))
@@ -105,6 +109,22 @@ def _fitting(
 def _total(columns: Sequence[Column], *, is_title_wrapped: bool) -> int:
     widths = [column.width(is_title_wrapped=is_title_wrapped) for column in columns]
     return sum(widths) + _GAP * (len(widths) - 1)
+
+
+# -- colours and texts of cells --------------------------------------------------------------------
+
+_GOOD = frozenset({"leader", "healthy", "SEND_OK", "allow", "yes"})
+_PLAIN = frozenset({"follower", "learner", "-", ""})
+
+
+def state(text: str) -> str:
+    """The colour of a state: green if it is good, none if it is ordinary, red otherwise."""
+    return "green" if text in _GOOD else "" if text in _PLAIN else "red"
+
+
+def nonzero(text: str) -> str:
+    """The colour of a number that is best 0."""
+    return "" if text in ("0", "-", "0 s") else "yellow"
 
 
 def stored_at(stored_at_ms: int) -> str:

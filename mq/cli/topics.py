@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq.cli import output
+from mq.cli.completion import complete_topic
 from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
 from mq.cli.tables import Column, counted, print_pages, size, stored_at
+from mq.cli.watch import with_watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +34,7 @@ def topic() -> None:
 
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Also those that the broker uses itself.")
+@with_watch
 @with_brokers()
 def list_topics(brokers: Brokers, *, internal: bool) -> None:
     """List all topics."""
@@ -96,7 +99,7 @@ def create(
 
 
 @topic.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @with_set("To this broker set.", required=True)
 @click.option(
     "--queues", metavar="N", type=_QUEUES, required=True, help="How many it has there then."
@@ -115,7 +118,7 @@ def extend(brokers: Brokers, name: str, broker_set: str, queues: int) -> None:
 
 
 @topic.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @with_set("From this broker set.", required=True)
 @with_brokers()
 def drain(brokers: Brokers, name: str, broker_set: str) -> None:
@@ -137,7 +140,8 @@ def drain(brokers: Brokers, name: str, broker_set: str) -> None:
 
 
 @topic.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
+@with_watch
 @with_brokers()
 def describe(brokers: Brokers, name: str) -> None:
     """Show a topic, its queues, and the groups that consume it."""
@@ -166,7 +170,7 @@ def describe(brokers: Brokers, name: str) -> None:
 
 
 @topic.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option("--queues", metavar="N", type=_QUEUES, help="Both of the following.")
 @click.option(
     "--write-queues", metavar="N", type=click.IntRange(0, 65_536), help="Those that take messages."
@@ -237,7 +241,7 @@ def _confirm_hidden(admin: Admin, name: str, read_queues: int, broker_set: str) 
 
 
 @topic.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @with_set("Only what it has in this broker set, when it is drained and consumed.")
 @click.option("--force", is_flag=True, help="With --set: also when it is not.")
 @with_yes

@@ -9,6 +9,7 @@ import click
 from mq.cli import output
 from mq.cli.options import Brokers, with_brokers
 from mq.cli.tables import Column, counted, print_pages, stored_at
+from mq.cli.watch import with_watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ def transaction() -> None:
     show_default=True,
     help="At most so many, the oldest first.",
 )
+@with_watch
 @with_brokers()
 def list_transactions(brokers: Brokers, producer_group: str | None, count: int) -> None:
     """List transactions that are open, the oldest first."""

@@ -160,3 +160,14 @@ def test_the_leadership_moves_to_the_one_that_is_named_or_to_the_best() -> None:
     assert run_json(cluster, "transfer-leader", "n0", admin=admin)["leader_id"] == "n0"
     asked = [args for args, _ in admin.called("transfer_leadership")]
     assert asked == [("",), ("n0",)]
+
+
+def test_the_leadership_moves_away_from_a_node_only_if_it_has_it() -> None:
+    moved = pb.TransferLeadershipResponse(leader_id="n0", term=4)
+    admin = Cluster("a", transfer_leadership=moved)
+    stays = run(cluster, "transfer-leader", "--from", "n0", admin=admin)
+    assert (stays.exit_code, stays.stdout) == (0, "n0 does not lead a: n1 does.\n")
+    assert run_json(cluster, "transfer-leader", "--from", "n0", admin=admin)["leader_id"] == "n1"
+    assert admin.called("transfer_leadership") == []
+    assert "n0 leads a now" in run(cluster, "transfer-leader", "--from", "n1", admin=admin).stdout
+    assert len(admin.called("transfer_leadership")) == 1

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mq import __main__ as program
+from mq.cli import commands as program
 from mq.cli import profiles
 from mq.cli.main import Later
 from mq.cli.options import Brokers, with_brokers
@@ -111,7 +111,7 @@ def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
 def all_commands() -> dict[str, click.Command]:
     return {
         name: one
-        for later in program._COMMANDS
+        for later in program.COMMANDS
         for name, one in commands(later, (later.name or "",))
     }
 

@@ -44,7 +44,7 @@ class Terminal(io.BytesIO):
 
 
 def written(messages: Sequence[ReceivedMessage], file: io.BytesIO, **flags: bool) -> bytes:
-    sink = Sink(file, **{"as_json": False, "with_meta": False, **flags})
+    sink = Sink(file, as_json=flags.get("as_json", False), with_meta=flags.get("with_meta", False))
     sink.write(messages)
     assert sink.written == len(messages)
     return file.getvalue()

@@ -111,23 +111,58 @@ def test_a_letter_that_is_not_there(found: pb.ListDeadLettersResponse) -> None:
     assert result.exit_code == 1
 
 
-def test_letters_are_sent_again() -> None:
+def test_all_letters_are_sent_again() -> None:
     admin = FakeAdmin(resend_dead_letters=2)
-    text = run(dlq, "resend", "billing", "3", "4", admin=admin).stdout
+    text = run(dlq, "resend", "billing", "--all", admin=admin).stdout
     assert text == "Sent 2 dead letters to group billing again.\n"
-    assert run_json(dlq, "resend", "billing", "--all", admin=admin) == {
+    assert run_json(dlq, "resend", "billing", "--all", "--set", "b", admin=admin) == {
         "group": "billing",
         "resent": 2,
     }
-    run(dlq, "resend", "billing", "3", "--set", "b", admin=admin)
     assert admin.called("resend_dead_letters") == [
-        (("billing", (3, 4)), {"broker_set": ""}),
         (("billing", ()), {"broker_set": ""}),
-        (("billing", (3,)), {"broker_set": "b"}),
+        (("billing", ()), {"broker_set": "b"}),
     ]
 
 
-@pytest.mark.parametrize("which", [(), ("3", "--all"), ("-1",), ("x",)])
+RESENT = pb.LetterOutcome(
+    queue_offset=3, result=pb.LETTER_RESULT_RESENT, message_id="set-0:9000000"
+)
+REFUSED = pb.LetterOutcome(
+    queue_offset=4, result=pb.LETTER_RESULT_REFUSED, text="the disk is full \x1b[2J"
+)
+GONE = pb.LetterOutcome(queue_offset=5, result=pb.LETTER_RESULT_GONE)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_each_letter_has_its_outcome(columns: int) -> None:
+    admin = FakeAdmin(settle_dead_letters=[RESENT, REFUSED, GONE])
+    result = run(dlq, "resend", "billing", "5", "3", "4", "3", admin=admin, columns=columns)
+    assert_fits(result.stdout, columns)
+    assert result.exit_code == 1
+    for part in ("set-0:9000000", "the disk is full", "gone", "1 dead letter of 3 sent again"):
+        assert part in result.stdout
+    assert "\x1b" not in result.stdout
+    admin = FakeAdmin(settle_dead_letters=[RESENT])
+    (only,) = run_json(dlq, "resend", "billing", "3", "--again", "--set", "b", admin=admin)
+    assert (only["result"], only["message_id"]) == ("resent", "set-0:9000000")
+    assert admin.called("settle_dead_letters") == [
+        (("billing", [3], "resend"), {"again": True, "broker_set": "b"})
+    ]
+
+
+def test_chosen_letters_are_purged_when_the_user_is_sure() -> None:
+    gone = pb.LetterOutcome(queue_offset=3, result=pb.LETTER_RESULT_PURGED)
+    admin = FakeAdmin(settle_dead_letters=[gone])
+    assert run(dlq, "purge", "billing", "3", admin=admin, stdin="n\n").exit_code == 1
+    assert run(dlq, "purge", "billing", "3", "--before", "4", admin=admin).exit_code == 2
+    assert admin.calls == []
+    assert (
+        "1 dead letter of 1 dropped" in run(dlq, "purge", "billing", "3", "-y", admin=admin).stdout
+    )
+
+
+@pytest.mark.parametrize("which", [(), ("3", "--all"), ("-1",), ("x",), ("--all", "--again")])
 def test_resend_needs_a_choice_of_dead_letters(which: tuple[str, ...]) -> None:
     admin = FakeAdmin(resend_dead_letters=0)
     assert run(dlq, "resend", "billing", *which, admin=admin).exit_code == 2

@@ -95,7 +95,7 @@ def test_every_node_knows_all_members(tmp_path: Path) -> None:
     flags = dict(zip(command[1::2], command[2::2], strict=True))
     assert command[0] == "server"
     assert flags["--raft-members"] == "node-0=127.0.0.1:9001,node-1=127.0.0.1:9011"
-    assert (flags["--node-node"], flags["--port"]) == ("node-1", "9010")
+    assert (flags["--node-id"], flags["--port"]) == ("node-1", "9010")
     assert flags["--data"] == str(tmp_path / "node-1")
 
 

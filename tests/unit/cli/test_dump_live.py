@@ -72,7 +72,7 @@ def busy(tmp_path: Path) -> Iterator[Path]:
         verify_bytes=1 << 20,
         zero_ahead=True,
     )
-    empty = NewEntry(Kind.CHECKPOINT, 1, NOW_MS, [checkpoint.encode_entry([], b"")])
+    empty = NewEntry(Kind.CHECKPOINT, 1, NOW_MS, checkpoint.encode_entry([], b""))
     messages = NewEntry(
         Kind.MESSAGES, 1, NOW_MS, encode_payload([batch("orders", 0, 3), batch("orders", 1, 20)])
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.cli.groups import group
-from mq.errors import GroupNotEmpty
+from mq.errors import GroupNotEmpty, GroupNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.consumer_pb2 import MODE_ORDERED, Filter, QueuePosition, Subscription
 from tests.support.commands import FakeAdmin, assert_fits, run, run_json
@@ -81,6 +81,15 @@ def test_a_description_has_filters_members_and_lag(columns: int) -> None:
     assert "evil\\x1b[2J" in text
 
 
+@pytest.mark.parametrize("stalled_ms", [9_999, 1_234_567])
+def test_a_description_shows_a_member_that_makes_no_progress(stalled_ms: int) -> None:
+    found = described()
+    found.members[0].stalled_ms = stalled_ms
+    admin = FakeAdmin(describe_group=found, alter_group=SETTINGS)
+    text = run(group, "describe", "billing", admin=admin).stdout
+    assert ("stalled" in text) == ("1,234 s" in text) == (stalled_ms > 10_000)
+
+
 def test_a_group_without_members_says_so() -> None:
     found = pb.DescribeGroupResponse(summary=summary(members=0))
     admin = FakeAdmin(describe_group=found, alter_group=pb.GroupSettings(retries_max=1))
@@ -130,7 +139,7 @@ AFTER = [
 def test_reset_shows_before_and_after() -> None:
     admin = FakeAdmin(reset_offsets=pb.ResetOffsetsResponse(before=BEFORE, after=AFTER))
     flags = ("--topic", "orders", "--to", "latest")
-    result = run(group, "reset", "billing", *flags, "--yes", admin=admin)
+    result = run(group, "reset", "billing", *flags, "--force", admin=admin)
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["orders", "0", "500", "1704", "+1,204"] in rows
@@ -160,29 +169,21 @@ def resetting(members: int) -> FakeAdmin:
 RESET = ("reset", "billing", "--topic", "orders", "--to", "-10m")
 
 
-def test_reset_asks_when_members_would_go_on_elsewhere_at_once() -> None:
+def test_reset_while_members_consume_needs_force() -> None:
     admin = resetting(2)
-    result = run(group, *RESET, admin=admin, stdin="n\n")
-    assert result.exit_code == 1
-    assert (
-        "2 members of group billing are consuming and go on from there at once: 1,204 messages "
-        "of orders come again, 9 are left out. Go on?"
-    ) in result.stderr
-    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True]
-    assert run(group, *RESET, admin=admin, stdin="y\n").exit_code == 0
-    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True, True, False]
-
-
-def test_reset_of_a_group_with_members_is_refused_without_a_terminal() -> None:
-    admin = resetting(1)
-    result = run(group, *RESET, "--json", admin=admin)
+    result = run(group, *RESET, "--yes", admin=admin)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "1 member of group billing is consuming and goes on" in result.stderr
-    assert result.stderr.endswith("error: not confirmed, nothing was done: give --yes\n")
+    assert result.stderr == (
+        "error: GROUP_NOT_EMPTY: 2 members of group billing are consuming and would go on from "
+        "there at once: 1,204 messages of orders would come again, 9 would be left out. "
+        "Nothing was changed: stop them first, or give --force\n"
+    )
     assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True]
+    assert run(group, *RESET, "--force", admin=admin).exit_code == 0
+    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True, False]
 
 
-def test_reset_of_a_group_without_members_and_a_dry_run_do_not_ask() -> None:
+def test_reset_of_a_group_without_members_and_a_dry_run_need_no_force() -> None:
     admin = resetting(0)
     assert run(group, *RESET, admin=admin).exit_code == 0
     assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True, False]
@@ -221,7 +222,7 @@ def test_the_same_queue_of_two_sets_is_two_rows() -> None:
     found = pb.ResetOffsetsResponse(before=after[:1], after=after)
     flags = ("--topic", "orders", "--to", "latest")
     admin = FakeAdmin(reset_offsets=found)
-    result = run(group, "reset", "billing", *flags, "--yes", admin=admin)
+    result = run(group, "reset", "billing", *flags, "--force", admin=admin)
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["orders", "a", "0", "7", "7", "+0"] in rows
     assert ["orders", "b", "0", "none", "9", "new"] in rows
@@ -274,3 +275,20 @@ def test_a_group_with_members_is_refused_in_one_line() -> None:
     result = run(group, "delete", "billing", "--yes", admin=admin)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: GROUP_NOT_EMPTY: group billing has 2 members")
+
+
+def test_a_group_that_does_not_exist_is_guessed() -> None:
+    groups = [pb.GroupSummary(group="billing"), pb.GroupSummary(group="audit")]
+    missing = GroupNotFound("there is no group biling")
+    admin = FakeAdmin(describe_group=missing, reset_offsets=missing, list_groups=groups)
+    for arguments in (
+        ("describe", "biling"),
+        ("delete", "biling"),
+        ("reset", "biling", *RESET[2:]),
+    ):
+        result = run(group, *arguments, admin=admin)
+        assert result.exit_code == 1
+        text = "error: GROUP_NOT_FOUND: there is no group biling: did you mean billing?\n"
+        assert result.stderr == text
+    result = run(group, "describe", "zzz", admin=admin)
+    assert result.stderr == "error: GROUP_NOT_FOUND: there is no group biling\n"

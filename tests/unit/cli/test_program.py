@@ -130,6 +130,7 @@ def test_config_as_json_has_plain_numbers() -> None:
         "auth",
         "transactions",
         "metrics",
+        "console",
         "store",
         "raft",
         "retention",
