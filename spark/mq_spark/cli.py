@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from mq.cli.main import Later
-from mq_spark.java import INSTALL, NoJava
+from mq.extras import install
+from mq_spark.java import NoJava
 
 
 def _pipeline(place: str, short_help: str) -> Later:
@@ -27,6 +28,7 @@ _COMMANDS = (
     _pipeline("replaying.replay:replay", "Parquet files back to a topic."),
     _pipeline("measuring.metrics:metrics", "Rates, sizes, latencies by window."),
     _pipeline("etl:etl", "The tutorial: a shop's orders and clicks."),
+    Later("pack", "mq_spark.packing:pack", "What executors of a cluster need, as one file."),
 )
 
 
@@ -75,7 +77,7 @@ def _missing(error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
     if package in ("mq", "mq_spark"):
         raise error
-    return f"the package {package} is not installed; `mq spark` needs it: {INSTALL}"
+    return f"the package {package} is not installed; `mq spark` needs it: {install('spark')}"
 
 
 def _is_of_spark(error: Exception) -> bool:

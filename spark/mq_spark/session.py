@@ -1,4 +1,5 @@
-"""A local Spark session that is ready for this source and sink.
+"""A Spark session that is ready for this source and sink: local, of a cluster, or that of
+`spark-submit`.
 
 A user's own session needs none of it: `format("mq")` is there wherever the package is
 installed. What is set here a user may set otherwise, by `conf`; options of the Java machine are
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mq.extras import explained
 from mq_spark.java import use_java
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = Path(__file__).parent / "log4j2.properties"
 _CONF = {
-    # Workers are started by name: without this they are whatever `python3` the PATH has.
-    "spark.pyspark.python": sys.executable,
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
     # An error in a task or a data source is told by its text, without the workers' stacks.
@@ -33,18 +33,26 @@ _CONF = {
 
 
 def session(
-    name: str = "mq", *, master: str = "local[*]", conf: Mapping[str, str] | None = None
+    name: str = "mq", *, master: str = "", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """The one of this process, made when there is none; also that of this thread, which has to call
-    it before it writes with `df.write.format("mq")`. NoJava.
+    it before it writes with `df.write.format("mq")`. Without a `master` it is local, except in a
+    program that `spark-submit` started. Raises NoJava.
     """
     # Here, so that the help of `mq spark` is there without PySpark, too.
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(explained("mq_spark", error), name=error.name) from None
 
-    if SparkSession.getActiveSession() is None:
-        use_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        if SparkSession.getActiveSession() is None:
+            use_java()
+        master = master or "local[*]"
+        choose_python(master)
+    if master:
+        builder = builder.master(master)
     for key, value in merged(conf or {}).items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
@@ -52,6 +60,16 @@ def session(
     # from here on.
     made.createDataFrame([], "nothing int")
     return made
+
+
+def choose_python(master: str) -> None:
+    """Spark starts Python by one name on all machines, `python3` if it is told no other."""
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    elif "PYSPARK_PYTHON" not in os.environ:
+        # Its place on executors is unknown: so it is called by name, which here has to be this one.
+        first = str(Path(sys.executable).parent)
+        os.environ["PATH"] = os.pathsep.join([first, os.environ.get("PATH", os.defpath)])
 
 
 def merged(conf: Mapping[str, str]) -> dict[str, str]:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from mq.client import Admin, Message, Producer
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.archiving.compaction import compact
+from mq_spark.pipelines.archiving.delta_log import DeltaLog
 from tests.spark.archives import archive, send_numbers
 from tests.spark.commands import DEADLINE_S, SparkCommand
 from tests.support.broker_process import BrokerProcess
@@ -90,6 +92,11 @@ def test_archives_have_all_columns_and_only_what_is_new(
     plain = ds.dataset(tmp_path, partitioning="hive").to_table()
     assert set(plain["topic"].to_pylist()) == {_ODD, "shop-2"}
     assert str(plain.schema.field("stored_at").type) == "timestamp[us, tz=UTC]"
+    DeltaLog(tmp_path).follow(ArchiveDirectory(tmp_path).days())
+    as_delta = DeltaTable(tmp_path).to_pyarrow_table()
+    assert sorted(as_delta["body"].to_pylist()) == sorted(plain["body"].to_pylist())
+    assert {"keys", "properties", "stored_at", "topic", "date"} <= set(as_delta.column_names)
+    assert str(as_delta.schema.field("stored_at").type) == "timestamp[us, tz=UTC]"
 
     # More messages and a topic of the pattern that was not there before.
     send_numbers(broker.address, _ODD, range(60, 65))

@@ -147,6 +147,17 @@ def test_the_commands_of_the_readme_and_the_page_are_legal(server: str, tmp_path
         assert "Usage" in shell(f"{command} --help", tmp_path, server)
 
 
+def test_the_pipelines_of_the_readme_run_one_after_the_other(server: str, tmp_path: Path) -> None:
+    archive, replay, metrics, tutorial = commands(section("## Spark", README))
+    # The first step of the tutorial, which is run below.
+    assert tutorial == "mq spark etl produce"
+    shell('mq produce orders "order 7 is paid" --tag paid', tmp_path, server)
+    assert "Archived " in shell(archive, tmp_path, server)
+    shell(replay, tmp_path, server)
+    assert "order 7 is paid\n" in shell("mq consume orders-again", tmp_path, server)
+    assert "orders" in shell(metrics, tmp_path, server)
+
+
 # -- the tutorial ----------------------------------------------------------------------------------
 
 

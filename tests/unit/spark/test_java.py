@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mq.extras import install
 from mq_spark.java import NoJava, java_version, use_java
 
 OPENJDK = 'openjdk version "{}" 2025-04-15\nOpenJDK Runtime Environment (build {})'
@@ -177,6 +178,6 @@ def test_without_any_java_the_error_says_what_to_install(
         use_java()
     assert str(caught.value) == (
         "Spark needs Java 17 or later, and there is none: install one, or its own with "
-        "pip install --editable '.[spark]', in the directory of mq"
+        + install("spark")
     )
     assert "JAVA_HOME" not in os.environ

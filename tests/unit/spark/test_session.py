@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
-from mq_spark.session import merged
+import pytest
+
+from mq_spark.session import choose_python, merged
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def test_a_session_has_workers_of_this_interpreter_short_errors_and_utc() -> None:
+def test_workers_of_this_machine_are_of_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "")  # to have it as it is when the test is over
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    choose_python("local[2]")
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_on_a_cluster_python_is_called_by_name_and_here_it_is_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    choose_python("spark://10.0.0.1:7077")
+    assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/bin"
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
+def test_a_python_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    for master in ("local[*]", "spark://10.0.0.1:7077"):
+        choose_python(master)
+    assert (os.environ["PYSPARK_PYTHON"], os.environ["PATH"]) == ("/opt/python", "/bin")
+
+
+def test_a_session_has_short_errors_and_utc() -> None:
     conf = merged({})
-    assert conf["spark.pyspark.python"] == sys.executable
     assert conf["spark.sql.session.timeZone"] == "UTC"
     assert conf["spark.sql.execution.pyspark.udf.hideTraceback.enabled"] == "true"
     assert "-Xss8m" in conf[JAVA_OPTIONS]

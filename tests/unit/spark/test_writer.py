@@ -74,7 +74,7 @@ def test_options_have_defaults_and_any_case() -> None:
         ({"topics": "t"}, "option topics is unknown for writing with format mq: did you mean"),
         ({"startingOffsets": "earliest"}, "option startingOffsets is unknown for writing"),
         ({"topic": "a b"}, "topic: topic 'a b' is not legal"),
-        ({"topic": "x" * 128}, "use 1 to 127 of letters, digits and %|_-"),
+        ({"topic": "x" * 128}, "use 1 to 127 of letters, digits and .%|_-"),
         ({"topic": "%SYS%HALF"}, "topic: %SYS%HALF is written by the broker alone"),
         ({"topic": "%RETRY%g"}, "topic: %RETRY%g is written by the broker alone"),
         ({"path": "t"}, "path is for reading"),

@@ -26,6 +26,7 @@ from mq_spark.pipelines import offset_log, progress
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory, Stored
 from mq_spark.pipelines.archiving.compact import today
 from mq_spark.pipelines.archiving.compaction import FILE_MIB, MIB, Compacted, compact
+from mq_spark.pipelines.archiving.delta_log import DeltaLog
 from mq_spark.pipelines.common import Pipeline, Runs, with_pipeline, with_runs
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Archiving:
     rows_per_trigger: int
     file_bytes: int
     with_compaction: bool = False
+    delta_log: DeltaLog | None = None
     today: Callable[[], str] = today
     stored: Stored = dataclasses.field(default_factory=Stored)
     compacted: Compacted = dataclasses.field(default_factory=lambda: Compacted(0, 0, 0))
@@ -81,6 +83,8 @@ class Archiving:
             )
 
         more = self.directory.store(query_id, batch_id, write)
+        if self.delta_log is not None:
+            self.delta_log.follow(self.directory.newest_days())
         self.stored = Stored(*map(sum, zip(self.stored, more, strict=True)))
         self.compact_once_a_day()
 
@@ -91,6 +95,8 @@ class Archiving:
             done = compact(self.directory, date, self.file_bytes)
             self.compacted = Compacted(*map(sum, zip(self.compacted, done, strict=True)))
             self._compacted_on = date
+            if self.delta_log is not None:
+                self.delta_log.follow(self.directory.days())
 
     def details(self) -> str:
         """For the line of progress."""
@@ -179,6 +185,12 @@ def write_batch(
     is_flag=True,
     help="Merge small files of days that are over, at the start and after midnight (UTC).",
 )
+@click.option(
+    "--delta",
+    "as_delta",
+    is_flag=True,
+    help="Be a Delta table, too: keep its log beside the files, from now on.",
+)
 @with_runs
 @with_pipeline
 def archive(  # noqa: PLR0913 - one a flag
@@ -193,6 +205,7 @@ def archive(  # noqa: PLR0913 - one a flag
     rows_per_trigger: int,
     file_mib: int,
     with_compaction: bool,
+    as_delta: bool,
     runs: Runs,
 ) -> None:
     """Write topics to Parquet files, by topic and day (UTC), each message once.
@@ -213,12 +226,15 @@ def archive(  # noqa: PLR0913 - one a flag
     options |= {name: text for name, text in (("group", group), ("tags", tags)) if text}
     directory = ArchiveDirectory(target.absolute())
     checkpoint = runs.checkpoint or str(directory.checkpoint)
+    delta_log = DeltaLog(directory.path) if as_delta or directory.has_delta_log else None
     pipeline.brokers.check()
     began_s = time.monotonic()
     with directory.locked(), pipeline.session("archive") as session:
         archiving = Archiving(
-            directory, checkpoint, rows_per_trigger, file_mib * MIB, with_compaction
+            directory, checkpoint, rows_per_trigger, file_mib * MIB, with_compaction, delta_log
         )
+        if delta_log is not None:
+            delta_log.follow(directory.days())
         archiving.compact_once_a_day()
         total = offset_log.backlog(options, checkpoint) if runs.is_once else None
         query = start(session, options, archiving, runs)

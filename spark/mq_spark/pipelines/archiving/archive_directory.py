@@ -5,6 +5,7 @@
     _mq_archive/staging/             files of a batch that is being written
     _mq_archive/checkpoint/          Spark's: how far the topics are read
     _mq_archive/lock                 held during every change
+    _delta_log/                      if it is a Delta table, too: see `delta_log`
 
 Readers list `topic=*/date=*/` and nothing else: names that begin with _ are not for them. A batch
 is written to staging, then its plan is written in one step, then its files are renamed to their
@@ -130,6 +131,16 @@ class ArchiveDirectory:
             for path in self.path.glob("topic=*/date=*")
         ]
         return sorted(day for day in found if any(day.path.glob("*.parquet")))
+
+    def newest_days(self) -> list[Day]:
+        """Those that the last decided batch has files in."""
+        plan = self._plan()
+        paths = {(self.path / place).parent for place in (plan["files"] if plan else ())}
+        return [day for day in self.days() if day.path in paths]
+
+    @property
+    def has_delta_log(self) -> bool:
+        return (self.path / "_delta_log").is_dir()
 
     def staged_bytes(self) -> int:
         """The size of the batch that is being written, so far."""

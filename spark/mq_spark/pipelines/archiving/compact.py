@@ -13,6 +13,7 @@ from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.archiving.compaction import FILE_MIB, MIB
 from mq_spark.pipelines.archiving.compaction import compact as compact_days
+from mq_spark.pipelines.archiving.delta_log import DeltaLog
 
 
 def today() -> str:
@@ -57,7 +58,10 @@ def compact(directory: Path, *, before: str, file_mib: int, is_dry: bool, as_jso
     if not archive.state.exists():
         raise MqSparkError(f"{directory} is no archive: `mq spark archive` has not written to it")
     with archive.locked():
+        delta_log = DeltaLog(archive.path) if archive.has_delta_log and not is_dry else None
         done = compact_days(archive, date, file_mib * MIB, is_dry=is_dry)
+        if delta_log is not None:
+            delta_log.follow(archive.days())
     if as_json:
         output.write_json(done._asdict())
         return
