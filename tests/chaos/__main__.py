@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos import docker_engine, report
+from tests.chaos import docker_engine, report, rocketmq
 from tests.chaos import engine as questions
 from tests.chaos.docker_engine import DockerEngine
 from tests.chaos.local_engine import LocalEngine
@@ -47,6 +47,11 @@ def main() -> None:
         sys.stderr.write(f"{time.monotonic() - began_s:7.1f} s  {what}\n")
         sys.stderr.flush()
 
+    if arguments.rocketmq:
+        reason = rocketmq.why_not()
+        if reason:
+            sys.exit(f"--rocketmq: {reason}. Install Go 1.24, see https://go.dev")
+        tell(f"RocketMQ's client is {rocketmq.command()[0]}")
     engine = _engine(arguments, directory)
     tell(f"starting two broker sets of three, {engine.name}, seed {arguments.seed}")
     for what, why in engine.unable.items():
@@ -80,7 +85,7 @@ def _run(
     """Brokers are gone in the end; what they said is in `logs` when a promise was broken."""
     with engine:
         pause_s, only = arguments.pause_ms / 1000, arguments.only
-        run = Run(engine, arguments.seed, pause_s, tell, only)
+        run = Run(engine, arguments.seed, pause_s, tell, only, has_rocketmq=arguments.rocketmq)
         tell("all brokers are up")
         # Not closed in the end: clients of brokers that do not answer would be waited for.
         loop = asyncio.new_event_loop()
@@ -105,18 +110,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="*", default=(), metavar="FAULT", help="such as kill_leader  [all]"
     )
+    parser.add_argument("--secure", action="store_true", help="TLS, and callers that are known")
+    parser.add_argument(
+        "--rocketmq", action="store_true", help="RocketMQ's client for Go is at work, too"
+    )
     parser.add_argument("--report", type=Path, default=Path("build/chaos"), metavar="DIRECTORY")
     return parser.parse_args()
 
 
 def _engine(arguments: argparse.Namespace, directory: Path) -> Engine:
     if arguments.engine == "local":
-        return LocalEngine(directory)
+        return LocalEngine(directory, is_secure=arguments.secure)
     reason = docker_engine.why_not()
     if reason:
         sys.stderr.write(f"no Docker engine: {reason}. `make chaos-local` needs none\n")
         sys.exit(2)
-    return DockerEngine(directory, arguments.minutes)
+    return DockerEngine(directory, arguments.minutes, is_secure=arguments.secure)
 
 
 def _verdict(run: Run, seed: int, engine: Engine) -> dict[str, Any]:
@@ -126,6 +135,7 @@ def _verdict(run: Run, seed: int, engine: Engine) -> dict[str, Any]:
         "failover_pause_s_median": run.timeline.pause_s_median(),
         "failover_pause_s_max": run.timeline.pause_s_max(),
         "engine": engine.name,
+        "secure": bool(engine.access.ca),
         "seed": seed,
     }
 

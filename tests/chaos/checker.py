@@ -29,11 +29,15 @@ class Work:
     """The work on one topic: the messages sent, and their outcomes."""
 
     topic: str
+    # Its client may store a message twice: copies are counted, and are no broken promise.
+    may_repeat: bool = False
     # All that was ever begun; the outcome of those without an answer is unknown.
     sent: set[str] = field(default_factory=set)
     acked: set[str] = field(default_factory=set)
     # Sends that ended with an error: stored or not.
     unknown: set[str] = field(default_factory=set)
+    # Those that were seen and have their name as a key.
+    keyed: list[str] = field(default_factory=list)
     # Must never be seen.
     forbidden: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
@@ -125,6 +129,10 @@ class Work:
 
     @property
     def duplicated(self) -> set[str]:
+        return set() if self.may_repeat else self.repeated
+
+    @property
+    def repeated(self) -> set[str]:
         return {name for name, count in (self.stored or {}).items() if count > 1}
 
     @property
@@ -157,6 +165,9 @@ class Ledger:
         self.errors: list[str] = []
         # Why sends ended with an error, and how many did.
         self.refusals: Counter[str] = Counter()
+        # Places on disks that were damaged, by kind of file, and that are again as they were.
+        self.rotted: Counter[str] = Counter()
+        self.mended: Counter[str] = Counter()
 
     def work(self, topic: str) -> Work:
         return self.works.setdefault(topic, Work(topic))
@@ -168,6 +179,10 @@ class Ledger:
     def failed(self, work: Work, name: str, why: Exception) -> None:
         """A send ended with an error: it may be stored."""
         work.unknown.add(name)
+        self.refuse(work, why)
+
+    def refuse(self, work: Work, why: Exception) -> None:
+        """A send ended with an error, and is repeated."""
         self.refusals[f"{work.topic}: {type(why).__name__}: {why}"[:_REFUSAL_CHARACTERS]] += 1
 
     def progress(self) -> str:
@@ -196,14 +211,18 @@ class Ledger:
             "reappeared": sum(len(one.reappeared) for one in works),
             "unknown": sum(len(one.unknown) for one in works),
             "redelivered": sum(one.redelivered for one in works),
+            "repeated": sum(len(one.repeated) for one in works if one.may_repeat),
             "errors": len(self.errors),
+            "rotted": self.rotted.total(),
+            "mended": self.mended.total(),
         }
 
     def is_good(self) -> bool:
         """A run in which nothing was acknowledged, or topics were not read, has shown nothing."""
         verdict = self.verdict()
         is_shown = verdict["acked"] > 0 and all(one.stored is not None for one in self._used())
-        return is_shown and not any(verdict[name] for name in WRONG)
+        is_mended = self.rotted == self.mended
+        return is_shown and is_mended and not any(verdict[name] for name in WRONG)
 
     def _used(self) -> Iterable[Work]:
         return (one for one in self.works.values() if one.acked)
@@ -211,6 +230,8 @@ class Ledger:
     def details(self) -> str:
         """For people: what is wrong, with some names."""
         lines = list(self.errors[:_NAMES_SHOWN])
+        if unmended := self.rotted - self.mended:
+            lines.append(f"damaged on a disk, and not mended: {dict(unmended)}")
         for one in self.works.values():
             for what in WRONG[:-1]:
                 names = sorted(getattr(one, what))

@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import grpc
 
@@ -28,17 +29,47 @@ Answer = TypeVar("Answer")
 WELL_S = 240.0
 _ANSWER_S = 2.0
 _POLL_S = 0.05
+# How much of the newest log a start checks. It refuses a log with damage in there.
+VERIFIED_MIB = 2
 # Shared by all brokers of a chaos run: what takes long otherwise is short.
 OPTIONS = {
     "transactions.first_check_ms": "1s",
     "transactions.check_interval_ms": "1s",
     "transactions.checks_max": "1000",
     "broker.member_expires_ms": "300s",
-    "store.segment_bytes": "8MiB",
-    "store.checkpoint_log_bytes": "4MiB",
+    # Many files, most of them complete: what rots is complete, and older than what a start checks.
+    "store.segment_bytes": "1MiB",
+    "store.verify_bytes": f"{VERIFIED_MIB}MiB",
+    "store.checkpoint_log_bytes": "512KiB",
+    "store.queue_file_units": "1000",
+    "store.index_slots": "256",
+    "store.index_items": "2000",
     # Everything is read once more in the end.
     "retention.check_ms": "1d",
 }
+
+
+class Access(NamedTuple):
+    """What clients trust and show: the file of an authority and an API key; empty: neither."""
+
+    ca: str = ""
+    api_key: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of all clients."""
+        return self._asdict() if self.ca else {}
+
+    def channel(self, address: str) -> grpc.Channel:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        if not self.ca:
+            return grpc.insecure_channel(address, options)
+        credentials = grpc.ssl_channel_credentials(Path(self.ca).read_bytes())
+        return grpc.secure_channel(address, credentials, options)
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {self.api_key}")] if self.api_key else []
 
 
 class Network(Protocol):
@@ -79,11 +110,18 @@ class Engine(Protocol):
     name: str
     # The nodes of each broker set.
     sets: Mapping[str, Sequence[str]]
-    # None: it is not in its hands, for a reason that `unable` has.
-    network: Network | None
-    disk: SmallDisk | None
     # What it cannot make fail, and why.
     unable: Mapping[str, str]
+    # Of a client that may do everything; known once the engine has been entered.
+    access: Access
+
+    @property
+    def network(self) -> Network | None:
+        """None: it is not in its hands, for a reason that `unable` has."""
+        ...
+
+    @property
+    def disk(self) -> SmallDisk | None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -113,11 +151,25 @@ class Engine(Protocol):
         """From now on its clock differs by so much from the right one."""
         ...
 
-    def logs(self, node: str) -> str: ...
+    def at_disk(self, node: str, verb: str, argument: object = None) -> Any:
+        """The answer of rot_disk.py in its data directory, whether it runs or not."""
+        ...
+
+    def logs(self, node: str) -> str:
+        """Of its last start."""
+        ...
 
 
 def nodes_of(engine: Engine) -> list[str]:
     return [node for nodes in engine.sets.values() for node in nodes]
+
+
+def option_flags() -> list[str]:
+    """`OPTIONS` for the command line of a broker."""
+    found = []
+    for name, value in OPTIONS.items():
+        found += [f"--{name.replace('.', '-').replace('_', '-')}", value]
+    return found
 
 
 def servers_of(engine: Engine) -> str:
@@ -127,23 +179,24 @@ def servers_of(engine: Engine) -> str:
 # -- questions -------------------------------------------------------------------------------------
 
 
-def status(address: str) -> BrokerStatusResponse | None:
+def status(engine: Engine, node: str) -> BrokerStatusResponse | None:
     """None: it does not answer."""
     answer = BrokerStatusResponse.FromString
-    return _ask(address, "AdminService/BrokerStatus", BrokerStatusRequest(), answer)
+    return ask(engine, node, "AdminService/BrokerStatus", BrokerStatusRequest(), answer)
 
 
-def _ask(
-    address: str, method: str, request: Message, parse: Callable[[bytes], Answer]
+def ask(
+    engine: Engine, node: str, method: str, request: Message, parse: Callable[[bytes], Answer]
 ) -> Answer | None:
-    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        ask = channel.unary_unary(
+    """One call to one node. None: it does not answer, or with an error."""
+    with engine.access.channel(engine.address(node)) as channel:
+        call = channel.unary_unary(
             f"/mq.v1.{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=parse,
         )
         with contextlib.suppress(grpc.RpcError):
-            answer: Answer = ask(request, timeout=_ANSWER_S)
+            answer: Answer = call(request, timeout=_ANSWER_S, metadata=engine.access.metadata)
             return answer
     return None
 
@@ -152,9 +205,7 @@ def statuses(engine: Engine, nodes: Iterable[str]) -> dict[str, BrokerStatusResp
     """Asked at the same time: some may be frozen."""
     asked = list(nodes)
     with ThreadPoolExecutor(len(asked)) as pool:
-        return dict(
-            zip(asked, pool.map(lambda node: status(engine.address(node)), asked), strict=True)
-        )
+        return dict(zip(asked, pool.map(lambda node: status(engine, node), asked), strict=True))
 
 
 def leader(engine: Engine, broker_set: str) -> str:
@@ -202,12 +253,8 @@ def wait_known(engine: Engine, topics: Sequence[str] = ()) -> None:
     """
 
     def is_known(node: str) -> bool:
-        answer = _ask(
-            engine.address(node),
-            "ClusterService/Route",
-            RouteRequest(topics=topics),
-            RouteResponse.FromString,
-        )
+        request = RouteRequest(topics=topics)
+        answer = ask(engine, node, "ClusterService/Route", request, RouteResponse.FromString)
         if answer is None:
             return False
         parts = sorted((part.topic, part.broker_set) for part in answer.topics)

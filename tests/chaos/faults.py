@@ -10,19 +10,24 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from mq.client import Admin
+from mq.errors import MqError
 from tests.chaos import engine as questions
+from tests.chaos.rot import Rot, spread
 
 if TYPE_CHECKING:
     import random
     import threading
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from tests.chaos.checker import Ledger
     from tests.chaos.engine import Engine
     from tests.chaos.timeline import Timeline
 
 _HOLD_S = (1.5, 4.0)
 _BETWEEN_S = (1.0, 3.0)
 _LOSS = (0.05, 0.3)
+_KEYS = 200
 # What clients may be wrong about, when they say that something came too early.
 CLOCK_STEP_MS_MAX = 2_000
 
@@ -37,11 +42,13 @@ class Faults:
         engine: Engine,
         rng: random.Random,
         timeline: Timeline,
+        ledger: Ledger,
         over: threading.Event,
         only: Collection[str] = (),
     ) -> None:
         """`only` these, by the names of their functions; without any, all."""
         self._only = only
+        self._ledger = ledger
         self._engine = engine
         self._rng = rng
         self._timeline = timeline
@@ -68,6 +75,12 @@ class Faults:
             self.rolling_restart,
             self.kill_set,
             self.kill_everything,
+            self.rot_segments,
+            self.rot_newest_segment,
+            self.rot_segments_and_kill,
+            self.rot_queues,
+            self.rot_key_index,
+            self.rot_at_rest,
         ]
         if self._engine.network is not None:
             found += [
@@ -216,7 +229,106 @@ class Faults:
             self._hold()
             disk.free()
 
+    # -- rot ---------------------------------------------------------------------------------------
+
+    def rot_segments(self) -> None:
+        """Of each node a segment of its own, and of some the `.idx`, too."""
+        broker_set, rot = self._set(), self._rot()
+        hit = spread(self._rng, rot.sealed(broker_set), self._engine.sets[broker_set])
+        if not hit:
+            return
+        with self._fault("rot in segments", [node for node, _ in hit]):
+            for node, segment in hit:
+                part = self._rng.choice(("log", "idx", "both"))
+                if part != "idx":
+                    rot.flip(node, "log", rot.segment_flips(segment))
+                if part != "log":
+                    rot.flip(node, "idx", rot.idx_flips(node, segment))
+            rot.wait_mended(rot.read_log)
+
+    def rot_newest_segment(self) -> None:
+        """Of a follower that has just started: it believes nothing that it has not written."""
+        _, _, node = self._follower()
+        rot = self._rot()
+        with self._fault("rot in the newest segment", [node]):
+            self._engine.kill(node)
+            self._engine.start(node)
+            questions.wait_well(self._engine, self._engine.sets)
+            rot.flip(node, "newest log", rot.newest_flips(node))
+            rot.wait_mended(rot.read_log)
+
+    def rot_segments_and_kill(self) -> None:
+        """Of each node another segment; the leader dies before it is mended."""
+        broker_set, leader = self._leader()
+        rot = self._rot()
+        old = rot.sealed(broker_set, newer_bytes=2 * questions.VERIFIED_MIB << 20)
+        hit = spread(self._rng, old, self._engine.sets[broker_set])
+        if not hit:
+            return
+        nodes = [node for node, _ in hit]
+        with self._fault(f"rot in segments and kill {leader}", nodes, [broker_set]):
+            for node, segment in hit:
+                rot.flip(node, "log", rot.segment_flips(segment))
+            self._engine.kill(leader)
+            self._hold()
+            self._engine.start(leader)
+            rot.restarted(leader)
+            rot.wait_mended(rot.read_log)
+
+    def rot_queues(self) -> None:
+        """On every node of a set: the log has it all."""
+        nodes, rot = self._engine.sets[self._set()], self._rot()
+        flips = {node: rot.queue_flips(node, [*self._ledger.works]) for node in nodes}
+        if not all(flips.values()):
+            return
+        with self._fault("rot in queues", nodes):
+            for node in nodes:
+                rot.flip(node, "queue", flips[node])
+            rot.wait_mended(rot.read_queues)
+
+    def rot_key_index(self) -> None:
+        """Of a leader: it alone is asked for keys."""
+        _, node = self._leader()
+        rot = self._rot()
+        flips = rot.index_flips(node)
+        if not flips:
+            return
+        with self._fault("rot in the key index", [node]):
+            rot.flip(node, "index", flips)
+            rot.wait_mended(lambda _: self._find_keys())
+
+    def _find_keys(self) -> None:
+        """Of messages that were acknowledged: each is found by its key, or the answer is an error
+        that says to come again.
+        """
+        work = self._rng.choice([one for one in self._ledger.works.values() if one.keyed])
+        names = [self._rng.choice(work.keyed) for _ in range(_KEYS)]
+        servers = questions.servers_of(self._engine)
+        with Admin(servers, **self._engine.access.options) as admin:
+            for name in names:
+                try:
+                    found = admin.query_messages(work.topic, name)
+                except MqError:
+                    continue
+                if not found and not found.missing_sets:
+                    self._ledger.errors.append(f"{work.topic}: {name} is not found by its key")
+
+    def rot_at_rest(self) -> None:
+        """Of one node that is down, or of all nodes of a set."""
+        nodes, rot = self._engine.sets[self._set()], self._rot()
+        nodes = self._rng.choice([nodes, [self._rng.choice(nodes)]])
+        with self._fault("rot while stopped", nodes):
+            self._engine.kill(*nodes)
+            said = {node: rot.harm_stopped(node) for node in nodes}
+            self._engine.start(*nodes)
+            questions.wait_well(self._engine, self._engine.sets)
+            for node, texts in said.items():
+                rot.check_made_again(node, texts)
+
     # -- what they share ---------------------------------------------------------------------------
+
+    def _rot(self) -> Rot:
+        return Rot(self._engine, self._rng, self._ledger)
 
     def _set(self) -> str:
         return self._rng.choice(list(self._engine.sets))

@@ -1,4 +1,4 @@
-"""The report of a chaos run: one HTML file that needs nothing else, and the ledger as JSON.
+"""The report of a chaos run: one HTML file that needs nothing else, the ledger as JSON, a summary.
 
 The plot has acknowledgements and sightings a second, how long sends took, and the faults as bands.
 """
@@ -10,6 +10,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.chaos import summary
 from tests.chaos.checker import WRONG
 from tests.chaos.timeline import BUCKET_S
 
@@ -34,6 +35,7 @@ _COLOURS = {
     "lose": "#9333ea",
     "disk": "#b45309",
     "clock": "#0891b2",
+    "rot": "#78350f",
 }
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; max-width: 1180px; margin: 2em auto;
@@ -65,7 +67,7 @@ class Scale(NamedTuple):
 def write(
     directory: Path, ledger: Ledger, timeline: Timeline, verdict: Mapping[str, Any], details: str
 ) -> Path:
-    """The page; beside it `ledger.json` and, when something is wrong, `details.txt`."""
+    """The page; beside it `ledger.json`, `summary.md` and, if something is wrong, `details.txt`."""
     directory.mkdir(parents=True, exist_ok=True)
     # Of a run before, with the same seed.
     (directory / "details.txt").unlink(missing_ok=True)
@@ -75,12 +77,17 @@ def write(
         "verdict": verdict,
         "topics": works,
         "faults": faults,
+        "rot": {
+            kind: {"places": count, "mended": ledger.mended[kind]}
+            for kind, count in sorted(ledger.rotted.items())
+        },
         "errors": ledger.errors,
         "refusals": ledger.refusals,
     }
     (directory / "ledger.json").write_text(json.dumps(document, indent=2) + "\n")
     if details:
         (directory / "details.txt").write_text(details + "\n")
+    (directory / "summary.md").write_text(summary.markdown(ledger, timeline, works))
     page = directory / "report.html"
     page.write_text(_page(ledger, timeline, verdict, details, works), encoding="utf-8")
     return page
@@ -89,6 +96,7 @@ def write(
 def _counts(work: Any) -> dict[str, int]:
     names = ("sent", "acked", "unknown", "seen", *WRONG[:-1])
     counts = {name: len(getattr(work, name)) for name in names}
+    counts["repeated"] = len(work.repeated) if work.may_repeat else 0
     return {**counts, "redelivered": work.redelivered}
 
 
@@ -133,6 +141,9 @@ def _page(
             [_fault_row(one) for one in timeline.faults],
         ),
     ]
+    if ledger.rotted:
+        rows = [[kind, count, ledger.mended[kind]] for kind, count in ledger.rotted.most_common()]
+        parts += ["<h2>Rot</h2>", _table(["kind of file", "damaged places", "mended"], rows)]
     if ledger.refusals:
         rows = [[count, why] for why, count in ledger.refusals.most_common()]
         parts += ["<h2>Sends that ended with an error</h2>", _table(["sends", "why"], rows)]
@@ -177,7 +188,7 @@ def plot(timeline: Timeline) -> str:
             ("seen", _ORANGE, timeline.seen),
         )
     ]
-    found = {at: sorted(all_) for at, all_ in sorted(timeline.latencies_s.items())}
+    found = timeline.latencies_s()
     latencies = [
         Line("median", _GREEN, {at: 1e3 * all_[len(all_) // 2] for at, all_ in found.items()}),
         Line("slowest", _RED, {at: 1e3 * all_[-1] for at, all_ in found.items()}),

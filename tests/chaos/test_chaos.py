@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.chaos import docker_engine
+from tests.chaos import docker_engine, rocketmq
 from tests.chaos.checker import WRONG
 
 if TYPE_CHECKING:
@@ -23,13 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900.0
 # Each has one fault of each kind that only this engine can make, or that is the worst of its kind.
 IN_CONTAINERS = ("isolate_leader", "cut_to_leader", "fill_disk", "kill_set")
-IN_PROCESSES = ("kill_both_leaders", "freeze_leader", "kill_everything")
+IN_PROCESSES = ("kill_both_leaders", "freeze_leader", "kill_everything", "rot_at_rest")
 
 
-def run(tmp_path: Path, engine: str, minutes: float, only: Sequence[str]) -> dict[str, Any]:
+def run(
+    tmp_path: Path, engine: str, minutes: float, only: Sequence[str], *flags: str
+) -> dict[str, Any]:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.chaos", "--engine", engine),
+            *(sys.executable, "-m", "tests.chaos", "--engine", engine, *flags),
             *("--minutes", str(minutes), "--report", str(tmp_path), "--only", *only),
         ],
         cwd=ROOT,
@@ -50,8 +52,10 @@ def judge(found: dict[str, Any]) -> None:
     assert Path(found["report"]).read_text().startswith("<!doctype html>")
 
 
-def test_every_promise_is_kept_while_processes_die_and_freeze(tmp_path: Path) -> None:
-    judge(run(tmp_path, "local", 0.12, IN_PROCESSES))
+def test_every_promise_is_kept_while_processes_die_freeze_and_rot(tmp_path: Path) -> None:
+    """With TLS and callers that are known; and with RocketMQ's client, where it can be built."""
+    flags = ["--secure"] if rocketmq.why_not() else ["--secure", "--rocketmq"]
+    judge(run(tmp_path, "local", 0.12, IN_PROCESSES, *flags))
 
 
 @pytest.mark.skipif(bool(docker_engine.why_not()), reason="no Docker engine answers")

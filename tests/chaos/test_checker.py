@@ -180,3 +180,20 @@ def test_a_run_whose_topics_were_not_read_is_not_good() -> None:
     assert found(ledger) == NOTHING_WRONG
     assert not ledger.is_good()
     assert "not read" in ledger.details()
+
+
+def test_rot_that_was_not_mended_is_no_good_run() -> None:
+    ledger, _ = good()
+    ledger.rotted["log"] = ledger.mended["log"] = 2
+    assert ledger.is_good()
+    ledger.rotted["queue"] += 1
+    assert not ledger.is_good()
+    assert "{'queue': 1}" in ledger.details()
+
+
+def test_copies_by_a_client_that_may_repeat_are_counted_and_no_error() -> None:
+    ledger, work = good()
+    work.may_repeat = True
+    work.holds("t/1", ["a"])
+    assert ledger.is_good()
+    assert ledger.verdict()["repeated"] == 1

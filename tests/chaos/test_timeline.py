@@ -82,6 +82,9 @@ def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "ledger.json").read_text())
     assert document["topics"]["t <b>"]["lost"] == 1
     assert document["faults"][0]["pauses_s"] == {"a": pytest.approx(2.1)}
+    kept = (tmp_path / "summary.md").read_text()
+    assert "| lost | 1 |" in kept
+    assert "| kill leader | 1 |" in kept
     # The next one with this seed is good.
     report.write(tmp_path, Ledger(), torn_timeline(), {"seed": 7}, "")
     assert not (tmp_path / "details.txt").exists()

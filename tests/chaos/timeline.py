@@ -43,8 +43,8 @@ class Timeline:
         self._began_s = clock()
         self.acked: Counter[int] = Counter()
         self.seen: Counter[int] = Counter()
-        # By bucket.
-        self.latencies_s: dict[int, list[float]] = defaultdict(list)
+        # Of each acknowledged send: when it was begun, and how long it took.
+        self.sends: list[tuple[float, float]] = []
         # Of each set: when its steady producer had an answer.
         self.steady: dict[str, list[float]] = defaultdict(list)
         self.faults: list[Fault] = []
@@ -61,7 +61,7 @@ class Timeline:
     def acknowledge(self, latency_s: float) -> None:
         bucket = int(self.now_s / BUCKET_S)
         self.acked[bucket] += 1
-        self.latencies_s[bucket].append(latency_s)
+        self.sends.append((self.now_s - latency_s, latency_s))
 
     def see(self) -> None:
         self.seen[int(self.now_s / BUCKET_S)] += 1
@@ -79,6 +79,13 @@ class Timeline:
         fault.ended_s = self.now_s
 
     # -- the end -----------------------------------------------------------------------------------
+
+    def latencies_s(self) -> dict[int, list[float]]:
+        """Of each bucket of acknowledgements, in ascending order."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for began_s, latency_s in self.sends:
+            found[int((began_s + latency_s) / BUCKET_S)].append(latency_s)
+        return {bucket: sorted(found[bucket]) for bucket in sorted(found)}
 
     def judge(self) -> None:
         """The pause of each set that lost its leader."""

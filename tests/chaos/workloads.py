@@ -11,26 +11,37 @@ import contextlib
 import itertools
 import random
 import time
-import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 from mq.client import Nack
 from mq.client.aio import Message, Producer, PushConsumer, SimpleConsumer, TransactionProducer
-from mq.errors import MqError
+from mq.errors import MqError, Unreachable
+from tests.chaos import engine as questions
+from tests.chaos.bodies import body_of, name_in
 from tests.chaos.faults import CLOCK_STEP_MS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Iterable,
+    )
 
     from mq.client import HalfMessage, ReceivedMessage
     from mq.client.consumer.options import Mode
     from tests.chaos.checker import Ledger, Work
+    from tests.chaos.engine import Access, Engine
     from tests.chaos.timeline import Timeline
 
 PLAIN, LATER, IN_TRANSACTION = "plain", "later", "transacted"
 TAKEN, FAILING, ORDERED, STEADY = "taken", "failing", "ordered", "steady"
 TOPICS = (PLAIN, LATER, IN_TRANSACTION, TAKEN, FAILING, ORDERED, STEADY)
+# Looked for by their keys, while the key index rots.
+_KEYED = (PLAIN, ORDERED)
 # A client that finds no leader goes on trying for so long.
 PATIENCE_S = 60.0
 _INVISIBLE_S = 10.0
@@ -41,23 +52,26 @@ _TRANSACTING = 3
 
 
 class Clients:
-    """`start` begins with everything; `stop` ends the sending, `close` the rest. `pause_s` is the
-    mean time between two messages of one kind.
+    """`start` begins with the work on each of `topics`; `stop` ends the sending, `close` the rest.
+    `access` is what clients show, `pause_s` the mean time between two messages of one kind.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         timeline: Timeline,
-        servers: str,
-        sets: Sequence[str],
+        engine: Engine,
+        access: Access,
         seed: int,
         pause_s: float,
+        topics: Collection[str] = TOPICS,
     ) -> None:
+        self._topics = topics
         self._ledger = ledger
         self._timeline = timeline
-        self._servers = servers
-        self._sets = sets
+        self._servers = questions.servers_of(engine)
+        self._access = access.options
+        self._sets = list(engine.sets)
         self._pause_s = pause_s
         self._rng = random.Random(seed)
         self._numbers = itertools.count(1)
@@ -69,27 +83,39 @@ class Clients:
         # What a service knows of its own transactions: what became of each.
         self._executed: dict[str, str] = {}
         self._transacting = TransactionProducer(
-            self._servers, "shop", self._execute, self._check, timeout_s=PATIENCE_S
+            self._servers,
+            "shop",
+            self._execute,
+            self._check,
+            timeout_s=PATIENCE_S,
+            **self._access,
         )
 
     async def start(self) -> None:
-        for topic in (PLAIN, LATER, TAKEN, FAILING):
-            self._senders.append(self._run(self._send(self._ledger.work(topic))))
-        self._senders.append(self._run(self._send_lanes(self._ledger.work(ORDERED))))
-        for name in self._sets:
-            self._senders.append(self._run(self._beat(self._ledger.work(STEADY), name)))
-        await self._transacting.start()
-        for _ in range(_TRANSACTING):
-            self._senders.append(self._run(self._transact(self._ledger.work(IN_TRANSACTION))))
-        for topic in (PLAIN, LATER, IN_TRANSACTION, STEADY):
-            self._others.append(self._run(self._consume(topic, "reader", self._see)))
-        self._others.append(self._run(self._consume(FAILING, "reader", self._fail_first)))
-        for member in ("first", "second"):
-            self._others.append(
-                self._run(self._consume(ORDERED, member, self._see_in_order, mode="ordered"))
-            )
-        for at in range(3):
-            self._others.append(self._run(self._take(self._ledger.work(TAKEN), f"taker-{at}")))
+        if IN_TRANSACTION in self._topics:
+            await self._transacting.start()
+        for topic in self._topics:
+            self._senders += map(self._run, self._senders_of(topic))
+            self._others += map(self._run, self._readers_of(topic))
+
+    def _senders_of(self, topic: str) -> Iterable[Coroutine[Any, Any, None]]:
+        work = self._ledger.work(topic)
+        if topic == ORDERED:
+            return [self._send_lanes(work)]
+        if topic == STEADY:
+            return [self._beat(work, name) for name in self._sets]
+        if topic == IN_TRANSACTION:
+            return [self._transact(work) for _ in range(_TRANSACTING)]
+        return [self._send(work)]
+
+    def _readers_of(self, topic: str) -> Iterable[Coroutine[Any, Any, None]]:
+        if topic == ORDERED:
+            see = self._see_in_order
+            return [self._consume(topic, name, see, mode="ordered") for name in ("first", "second")]
+        if topic == TAKEN:
+            work = self._ledger.work(topic)
+            return [self._take(work, f"taker-{at}") for at in range(3)]
+        return [self._consume(topic, "reader", self._fail_first if topic == FAILING else self._see)]
 
     async def stop(self) -> None:
         """Returns when everything that was sent has an answer."""
@@ -99,7 +125,8 @@ class Clients:
     async def close(self) -> None:
         self._closing.set()
         await asyncio.gather(*self._others)
-        await self._transacting.close()
+        if IN_TRANSACTION in self._topics:
+            await self._transacting.close()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(self._watched(work))
@@ -150,7 +177,7 @@ class Clients:
                     self._timeline.beat(broker_set)
 
     def _producer(self) -> Producer:
-        return Producer(self._servers, timeout_s=PATIENCE_S, retries=1_000)
+        return Producer(self._servers, timeout_s=PATIENCE_S, retries=1_000, **self._access)
 
     async def _send_one(
         self, producer: Producer, work: Work, name: str, *, lane: str = "", broker_set: str = ""
@@ -161,7 +188,7 @@ class Clients:
         work.sent.add(name)
         if delay_s:
             work.due_ms[name] = began_ms + round(delay_s * 1000)
-        message = Message(body_of(name), delay_s=delay_s, ordering_key=lane)
+        message = Message(body_of(name), keys=[name], delay_s=delay_s, ordering_key=lane)
         place: dict[str, Any] = {"queue_id": 0, "broker_set": broker_set} if broker_set else {}
         try:
             result = await producer.send(work.topic, message, **place)
@@ -222,17 +249,28 @@ class Clients:
         async def handle(message: ReceivedMessage) -> None:
             await handler(work, message, member)
 
-        consumer = PushConsumer(
-            self._servers, f"{topic}-readers", topic, handle, start="earliest", mode=mode
-        )
-        async with consumer:
-            await self._closing.wait()
+        # A start has 5 s: less than a fault may take, or a machine that is shared.
+        while not self._closing.is_set():
+            consumer = PushConsumer(
+                self._servers,
+                f"{topic}-readers",
+                topic,
+                handle,
+                start="earliest",
+                mode=mode,
+                **self._access,
+            )
+            with contextlib.suppress(Unreachable):
+                async with consumer:
+                    await self._closing.wait()
 
     async def _see(self, work: Work, message: ReceivedMessage, _: str) -> None:
         self._saw(work, self._name(message))
 
     def _saw(self, work: Work, name: str) -> None:
         self._timeline.see()
+        if work.topic in _KEYED and name not in work.seen:
+            work.keyed.append(name)
         work.see(name, _now_ms(), CLOCK_STEP_MS_MAX)
 
     async def _fail_first(self, work: Work, message: ReceivedMessage, _: str) -> None:
@@ -252,7 +290,9 @@ class Clients:
 
     async def _take(self, work: Work, member: str) -> None:
         rng = random.Random(member)
-        async with SimpleConsumer(self._servers, "takers", work.topic, start="earliest") as taker:
+        async with SimpleConsumer(
+            self._servers, "takers", work.topic, start="earliest", **self._access
+        ) as taker:
             while not self._closing.is_set():
                 try:
                     messages = await taker.receive(16, wait_s=1, invisible_s=_INVISIBLE_S)
@@ -308,21 +348,6 @@ class _UnderWay:
     async def __aexit__(self, *_: object) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-
-def body_of(name: str) -> bytes:
-    """The name, and bytes that follow from it, of another length for each."""
-    text = name.encode()
-    check = zlib.crc32(text)
-    return b"%s %s" % (text, check.to_bytes(4, "big").hex().encode() * (1 + check % 30))
-
-
-def name_in(body: bytes) -> str:
-    """ValueError: it is not as it was sent."""
-    name = body.partition(b" ")[0].decode()
-    if body_of(name) != body:
-        raise ValueError(f"{body!r} is damaged")
-    return name
 
 
 def _now_ms() -> int:

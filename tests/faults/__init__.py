@@ -1,0 +1,1 @@
+"""Faults of machines, disks and networks against three real brokers: `make faults`."""
