@@ -1,29 +1,34 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo demo-security check test compile-tests conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-rocketmq bench-client bench-backlog bench-spark bench-peers clean
+.PHONY: help run demo demo-security check test compile-tests conformance sim chaos chaos-local faults power-loss up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-rocketmq bench-client bench-backlog bench-spark bench-executors bench-peers clean
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 DATA ?= data
+CONSOLE_PORT ?= 8080
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
+# pip is the last that an environment gets: one that was left half-made is begun again.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "mq needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Install one, and name it if it is not found: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+
 # One stamp a set of packages: a stranger who only runs the broker does not wait for the linters.
-.venv/.run: pyproject.toml
-	@test -d .venv || $(PYTHON) -m venv .venv
-	@echo "installing mq into .venv"
-	@$(BIN)/pip install --quiet --editable .
+.venv/.run: pyproject.toml | $(BIN)/pip
+	@echo "installing mq into .venv, once"
+	@$(BIN)/pip install --quiet --editable '.[server,console]'
 	@touch $@
 
-.venv/.dev: pyproject.toml
-	@test -d .venv || $(PYTHON) -m venv .venv
+.venv/.dev: pyproject.toml | $(BIN)/pip
 	@echo "installing mq and its development tools into .venv"
 	@$(BIN)/pip install --quiet --editable '.[dev,spark]'
 	@touch .venv/.run $@
 
-run: .venv/.run ## start a node on ./data (DATA=dir for another)
-	$(BIN)/mq server --data $(DATA)
+run: .venv/.run ## start a node on ./data, with the web console on port 8080 (DATA=dir, CONSOLE_PORT=port)
+	$(BIN)/mq server --data $(DATA) --console-port $(CONSOLE_PORT)
 
 demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.cli.demo
@@ -35,7 +40,15 @@ check: .venv/.dev ## before a commit: lint, types, unit tests with fewer random 
 	@$(MAKE) --no-print-directory --jobs 2 type lint
 	$(BIN)/python -m pytest -q tests/unit --hypothesis-profile quick --numprocesses auto --dist worksteal
 
-test: .venv/.dev ## lint, types, generated code, all tests
+# A browser for tests/browser, where this machine can have one: once, quietly, and never a reason to
+# fail. Without one these tests are skipped, and say so.
+.venv/.browser: .venv/.dev
+	@command -v chromium >/dev/null || command -v apt-get >/dev/null && test "$$(id -u)" = 0 && \
+	  { command -v chromium || timeout 600 sh -c 'apt-get update && apt-get install --yes --no-install-recommends chromium'; } \
+	  >/dev/null 2>&1 </dev/null || true
+	@touch $@
+
+test: .venv/.dev .venv/.browser .venv/.xfs ## lint, types, generated code, all tests
 	@$(MAKE) --no-print-directory --jobs 2 type compile-tests lint verify-proto verify-sync
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
@@ -54,17 +67,39 @@ sim: .venv/.dev ## many seeds of the simulations (SEEDS=20000 for a long run)
 	$(BIN)/python -m tests.sim.flows --seeds $$(( $(SEEDS) / 10 ))
 
 MINUTES ?= 5
-chaos: .venv/.dev ## the compose cluster under load, a fault every few seconds; ends with a line of JSON (MINUTES=5)
-	@$(BIN)/python -m tests.chaos --engine docker --minutes $(MINUTES)
+CHAOS = $(if $(SECURE),--secure) $(if $(ROCKETMQ),--rocketmq)
+chaos: .venv/.dev ## the compose cluster under load, a fault every few seconds; ends with a line of JSON (MINUTES=5, SECURE=1: TLS and keys, ROCKETMQ=1: its client, too)
+	@$(BIN)/python -m tests.chaos --engine docker --minutes $(MINUTES) $(CHAOS)
 
 chaos-local: .venv/.dev ## the same against plain processes, without Docker
-	@$(BIN)/python -m tests.chaos --engine local --minutes $(MINUTES)
+	@$(BIN)/python -m tests.chaos --engine local --minutes $(MINUTES) $(CHAOS)
+
+# FUSE's library for slow disks, as chromium above: without one these faults are left out.
+.venv/.fuse: .venv/.dev
+	@ldconfig -p | grep -q libfuse3 || command -v apt-get >/dev/null && test "$$(id -u)" = 0 && \
+	  { ldconfig -p | grep -q libfuse3 || timeout 600 sh -c 'apt-get update && apt-get install --yes --no-install-recommends libfuse3-3'; } \
+	  >/dev/null 2>&1 </dev/null || true
+	@touch $@
+
+SECONDS ?= 8
+faults: .venv/.fuse ## slow disks and networks, one-way partitions, shortages: latencies and pauses of producers; root (ONLY=deaf)
+	@$(BIN)/python -m tests.faults --seconds $(SECONDS) $(if $(ONLY),--only $(ONLY))
+
+# As chromium above: XFS is below the disks of tests/power_loss, which is skipped without it.
+.venv/.xfs: .venv/.dev
+	@command -v mkfs.xfs >/dev/null || command -v apt-get >/dev/null && test "$$(id -u)" = 0 && \
+	  { command -v mkfs.xfs || timeout 600 sh -c 'apt-get update && apt-get install --yes --no-install-recommends xfsprogs'; } \
+	  >/dev/null 2>&1 </dev/null || true
+	@touch $@
+
+power-loss: .venv/.dev .venv/.xfs ## brokers under load whose disks lose power every few seconds; needs root; ends with a line of JSON (MINUTES=5)
+	@$(BIN)/python -m tests.power_loss --minutes $(MINUTES)
 
 COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(SECURE),--file deploy/docker-compose.secure.yml)
 up: .venv/.run ## build and start the cluster of deploy/docker-compose.yml: two sets of three brokers (SECURE=1: TLS, keys)
 	$(COMPOSE) build --quiet a1
 	$(if $(SECURE),$(COMPOSE) up --quiet-pull --no-log-prefix secrets)
-	$(COMPOSE) up --detach --wait --quiet-pull $(if $(SECURE),a1 a2 a3 b1 b2 b3)
+	$(COMPOSE) up --detach --wait --quiet-pull $(if $(SECURE),a1 a2 a3 b1 b2 b3 console)
 	@$(if $(SECURE),deploy/fetch-secrets $(COMPOSE))
 	@SECURE=$(SECURE) deploy/usage
 
@@ -118,8 +153,14 @@ bench-client: .venv/.run ## our own client in one process, against a bare gRPC s
 bench-backlog: .venv/.run ## producers beside a reader of an old backlog; ends with a line of JSON
 	@$(BIN)/python -m bench.backlog
 
+bench-console: .venv/.run ## sends to three nodes, without and with twenty open tabs of the console
+	@$(BIN)/python -m bench.console
+
 bench-spark: .venv/.dev ## the Spark source and sink against Arrow alone and our producer
 	@$(BIN)/python -m bench.spark
+
+bench-executors: .venv/.dev ## the same with one and with two executors of a standalone cluster
+	@$(BIN)/python -m bench.spark.executors
 
 bench-peers: .venv/.dev ## our broker and client beside others, as far as they can be had (ARGS=--help)
 	@$(BIN)/python -m bench.peers $(ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -54,12 +53,12 @@ class BrokerSet:
             process.wait()
 
     def cpu_s(self) -> float:
-        """CPU seconds of all nodes so far."""
-        ticks = 0
+        """CPU seconds of all nodes so far: of their threads that live, to the nanosecond."""
+        spent_ns = 0
         for process in self._processes:
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                spent_ns += int((task / "schedstat").read_text().split()[0])
+        return spent_ns / 1e9
 
     def rss_mb(self) -> float:
         """Memory of the largest node."""

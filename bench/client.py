@@ -3,7 +3,8 @@
     send       128 B: `send_async` of bodies, of Messages and with asyncio, and `send_many`
     send_1k    `send_async` of bodies of 1 KiB
     poll       poll, the body of every message, commits; against a bare gRPC stream, of grpc.aio
-               as the client's own, of the same bytes with nothing decoded
+               as the client's own, of the same bytes with nothing decoded; poll_batch, with all
+               bodies of a batch, in turns with it
     handler    a PushConsumer whose handler does nothing
     receive    a SimpleConsumer that receives and acknowledges 256 messages at a time
     receive_batch   the same by receive_batch

@@ -34,7 +34,7 @@ GOALS = {
     "arrow_write_vs_send": (4.0, "at least"),
 }
 _SIZE = 128
-_STORED_BYTES = 500_000_000
+_STORED_BYTES = 1_500_000_000
 _QUEUES = 8
 _TABLE_ROWS = 200_000
 _POLLS_A_COMMIT = 20

@@ -3,9 +3,11 @@ with it; and the type stubs of `mq.client` and `mq.client.aio` from the table of
 --check, says whether what is committed is current.
 
 A generated client has the signatures and docstrings of its asyncio twin, and runs that one on the
-background loop (see `mq.client.lifecycle`). Methods that must not take a turn of that loop are
-written by hand, in the base class of a client, and not generated. Docstrings lose `async` and
-`await`, and an example within a coroutine becomes one without.
+background loop (see `mq.client.lifecycle`). A method that must not take a turn of that loop, or
+returns something else, is written by hand: as `NAME_here` of the twin, whose first argument is the
+background; or, where one more call would cost too much, in the base class of the client, and is not
+generated. Docstrings lose `async` and `await`, and an example within a coroutine becomes one
+without.
 """
 
 from __future__ import annotations
@@ -70,11 +72,8 @@ FACES: dict[str, Face] = {
         note="Handlers run on threads of the consumer's own.",
         twin="mq.client.consumer.push.ThreadedPushConsumer",
     ),
-    "PullConsumer": Face(
-        base="mq.client.consumer.pull.SyncPull",
-        twin="mq.client.consumer.pull.ThreadedPullConsumer",
-    ),
-    "SimpleConsumer": Face(base="mq.client.simple.sync.SyncReceive"),
+    "PullConsumer": Face(twin="mq.client.consumer.pull.ThreadedPullConsumer"),
+    "SimpleConsumer": Face(twin="mq.client.simple.sync.ThreadedSimpleConsumer"),
     "Processor": Face(note="Handlers run on threads of the processor's own.", handler="handler"),
     "Requester": Face(),
     "Replier": Face(note="Handlers run on threads of the replier's own.", handler="handler"),
@@ -333,8 +332,22 @@ class Generated:
         parts += [textwrap.indent(self._method(one), "    ") for one in methods(self.kind, base)]
         return "\n".join(parts)
 
+    def _here(self, name: str) -> Function | None:
+        """The method of the twin that does it on the thread of the caller."""
+        if not self.face.twin:
+            return None
+        node, module = class_node(found_at(self.face.twin))
+        for one in node.body:
+            if isinstance(one, Function) and one.name == f"{name}_here":
+                self.imports.update(imports_of([one.returns], module))
+                return one
+        return None
+
     def _method(self, method: Method) -> str:
         node = copy.deepcopy(method.node)
+        here = self._here(node.name)
+        if here is not None:
+            node.returns = None
         modules: dict[str, ModuleType] = {}
         if (options := options_of(method)) is not None:
             node.args, modules = arguments_in(options)
@@ -359,12 +372,16 @@ class Generated:
                     ast.arg(self.face.more_threads, ast.Name("int", ast.Load()))
                 )
                 node.args.kw_defaults.append(ast.Constant(DEFAULT_THREADS))
+        elif here is not None:
+            node.returns = here.returns
+            body = f"return self._client.{here.name}(self._background, {forwarded})\n"
         else:
             body = self._forward(node, forwarded)
         decorators = "".join(f"@{ast.unparse(one)}\n" for one in node.decorator_list)
         returns = ast.unparse(node.returns) if node.returns else "None"
         head = f"{decorators}def {node.name}({ast.unparse(node.args)}) -> {returns}:\n"
-        return head + docstring(method.node) + textwrap.indent(body, "    ")
+        note = (here and ast.get_docstring(here)) or ""
+        return head + docstring(method.node, note) + textwrap.indent(body, "    ")
 
     def _forwarded(self, node: Function) -> str:
         arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)][1:]

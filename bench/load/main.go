@@ -3,6 +3,7 @@
 //	load -mode unary -address HOST:PORT -topic T -callers 64 -seconds 5
 //
 //	unary         one Send of one message a call
+//	rocketmq      the same as SendMessage, with the header fields of RocketMQ's own clients
 //	stream        Publish, one message a request, -in-flight of them on each of -callers streams
 //	transactions  whole transactions on a Transact stream a caller: half message, commit
 //	receive       Receive of one message and its Ack, two calls, counted as one
@@ -18,6 +19,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sort"
 	"sync"
@@ -27,11 +29,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
 var (
-	mode        = flag.String("mode", "unary", "unary, stream, transactions or receive")
+	mode        = flag.String("mode", "unary", "unary, rocketmq, stream, transactions or receive")
 	address     = flag.String("address", "127.0.0.1:8081", "of the leader")
 	topic       = flag.String("topic", "bench", "which has to exist")
 	group       = flag.String("group", "bench", "of consumers or producers")
@@ -68,7 +71,8 @@ func main() {
 
 func run() error {
 	call, ok := map[string]caller{
-		"unary": unary, "stream": stream, "transactions": transactions, "receive": receive,
+		"unary": unary, "rocketmq": rocketmq, "stream": stream, "transactions": transactions,
+		"receive": receive,
 	}[*mode]
 	if !ok {
 		return fmt.Errorf("no mode %q", *mode)
@@ -191,10 +195,49 @@ func message() []byte {
 
 func unary(ctx context.Context, connection *grpc.ClientConn, until time.Time) ([]time.Duration, error) {
 	request := blob(text(nil, 1, *topic), 15, message())
+	same := func() context.Context { return ctx }
+	never := func([]byte) error { return nil }
+	return repeated(same, connection, "/mq.v1.ProducerService/Send", request, until, never)
+}
+
+func rocketmq(ctx context.Context, connection *grpc.ClientConn, until time.Time) ([]time.Duration, error) {
+	born := number(number(nil, 1, uint64(time.Now().Unix())), 2, 123_456_789)
+	system := text(nil, 3, "012A71F6C797AF67470B0EBC8300000000")
+	system = number(number(system, 5, 1), 6, 1)
+	system = text(blob(system, 7, born), 8, "bench")
+	sent := blob(blob(blob(nil, 1, text(nil, 2, *topic)), 3, system), 4, make([]byte, *size))
+	numbered := func() context.Context {
+		// As the client for Go writes them, in its order.
+		id := fmt.Sprintf("%08x-%04x-4000-8000-%012x", rand.Uint32(), rand.Uint32N(1<<16), rand.Uint64N(1<<48))
+		return metadata.AppendToOutgoingContext(ctx,
+			"x-mq-language", "GO", "x-mq-protocol", "v2", "x-mq-request-id", id,
+			"x-mq-client-version", "5.1.4", "x-mq-client-id", "bench@1@0@load", "x-mq-namespace", "",
+			"x-mq-date-time", time.Now().UTC().Format("20060102T150405Z"),
+			"authorization", "MQv2-HMAC-SHA1 Credential=//Rocketmq, SignedHeaders=x-mq-date-time, Signature=c5d241732d1e414551b5c86e39be427f912830ea")
+	}
+	const method = "/apache.rocketmq.v2.MessagingService/SendMessage"
+	refused := func(answer []byte) error {
+		status, _ := field(answer, 1)
+		if _, code := field(status, 1); code != 20_000 {
+			text, _ := field(status, 2)
+			return fmt.Errorf("SendMessage: %d %s", code, text)
+		}
+		return nil
+	}
+	return repeated(numbered, connection, method, blob(nil, 1, sent), until, refused)
+}
+
+func repeated(
+	ctx func() context.Context, connection *grpc.ClientConn, method string, request []byte, until time.Time,
+	refused func(answer []byte) error,
+) ([]time.Duration, error) {
 	var took []time.Duration
 	var answer []byte
 	for began := time.Now(); began.Before(until); {
-		if err := connection.Invoke(ctx, "/mq.v1.ProducerService/Send", request, &answer); err != nil {
+		if err := connection.Invoke(ctx(), method, request, &answer); err != nil {
+			return took, err
+		}
+		if err := refused(answer); err != nil {
 			return took, err
 		}
 		ended := time.Now()

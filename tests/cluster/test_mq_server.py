@@ -75,7 +75,7 @@ def test_three_servers_elect_a_leader_survive_its_death_and_stop_when_told(tmp_p
     names = ("a", "b", "c")
     members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in names)
     servers = {
-        name: Server(tmp_path / name, "--node-node", name, "--raft-members", members)
+        name: Server(tmp_path / name, "--node-id", name, "--raft-members", members)
         for name in names
     }
     try:

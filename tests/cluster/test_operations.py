@@ -192,7 +192,7 @@ def newcomer(brokers: BrokerSet, directory: Path, name: str) -> Iterator[tuple[B
     members = ",".join([*(f"{one.node_id}={one.address}" for one in known), f"{name}={address}"])
     node = BrokerProcess(
         directory / name,
-        *("--node-node", name, "--raft-members", members, "--raft-join", "yes"),
+        *("--node-id", name, "--raft-members", members, "--raft-join", "yes"),
         *("--metrics-enabled", "no"),
         port=free_port(),
     )

@@ -329,7 +329,7 @@ def test_a_set_of_another_cluster_or_with_a_taken_name_is_refused(
             stack.enter_context(BrokerProcess(tmp_path / name, *wrong, *flags))
             for name, wrong in (
                 ("foreign", ("--node-cluster", "other", "--node-broker-set", "f")),
-                ("double", ("--node-broker-set", "a", "--node-node", "n0")),
+                ("double", ("--node-broker-set", "a", "--node-id", "n0")),
             )
         )
         poll(lambda: troubles(foreign, seed), "it is refused", DEADLINE_S)

@@ -29,6 +29,7 @@ from mq.errors import (
     TopicNotFound,
     Unreachable,
 )
+from mq.wire.v1.admin_pb2 import ScheduledMessage
 from mq.wire.v1.message_pb2 import Message as WireMessage
 from tests.support import topics
 from tests.support.broker_cluster import BrokerCluster
@@ -301,6 +302,7 @@ def test_dead_letters_of_both_sets_are_listed_sent_again_and_let_go(
         lambda: admin.list_dead_letters("letters", 1),
         lambda: admin.resend_dead_letters("letters", [0]),
         lambda: admin.purge_dead_letters("letters", 1),
+        lambda: admin.settle_dead_letters("letters", [0], "purge"),
     ):
         with pytest.raises(IllegalRequest, match="a, b, and each broker set counts its own"):
             refused()
@@ -308,6 +310,10 @@ def test_dead_letters_of_both_sets_are_listed_sent_again_and_let_go(
     shown = mq_json(cluster, "dlq", "show", "letters", "1", "--set", "b")
     assert shown["message_id"].startswith("b:")
     assert mq(cluster, "dlq", "list", "letters").stdout.endswith("4 dead letters\n")
+    [outcome] = admin.settle_dead_letters("letters", [0], "resend", broker_set="b")
+    assert outcome.message_id.startswith("b:")
+    [resent] = admin.list_dead_letters("letters", max_messages=10).resent_ids
+    assert resent.startswith("b:")
     assert admin.resend_dead_letters("letters", [0], broker_set="b") == 1
     assert admin.purge_dead_letters("letters", 1, broker_set="a") == 1
     assert admin.resend_dead_letters("letters", broker_set="b") == 2
@@ -315,6 +321,40 @@ def test_dead_letters_of_both_sets_are_listed_sent_again_and_let_go(
     assert admin.count_dead_letters() == []
     with pytest.raises(TopicNotFound):
         admin.purge_dead_letters("nobody")
+
+
+# -- messages that wait ----------------------------------------------------------------------------
+
+
+def test_what_waits_in_all_sets_is_one_list_in_the_order_of_time(
+    cluster: BrokerCluster, admin: Admin
+) -> None:
+    both(cluster, "later")
+    at_ms = time.time_ns() // 1_000_000 + 3_600_000
+    for name, minutes in (("a", [1, 2, 9]), ("b", [3, 4, 5]), ("a", [6]), ("b", [0])):
+        for minute in minutes:
+            due_ms = at_ms + minute * 60_000
+            topics.send(address(cluster, name), "later", 0, [b"x"], deliver_at_ms=due_ms)
+    for size in (1, 2, 3, 100):
+        found: list[ScheduledMessage] = []
+        page = ""
+        while True:
+            part = admin.list_scheduled("later", max_messages=size, page=page)
+            assert len(part.messages) <= size
+            found += part.messages
+            page = part.next_page
+            if not page:
+                break
+        listed = [(one.deliver_at_ms - at_ms) // 60_000 for one in found]
+        assert listed == [0, 1, 2, 3, 4, 5, 6, 9]
+    counts = admin.count_scheduled()
+    assert (counts.messages, counts.topics[0].messages) == (8, 8)
+    assert sum(one.count for one in counts.buckets) == 8
+    admin.recall_scheduled("later", found[0].message_id, found[0].deliver_at_ms)
+    assert admin.count_scheduled().messages == 7
+    for bad in ("x", "c=1-1-1", "a="):
+        with pytest.raises(IllegalRequest, match="next_page"):
+            admin.list_scheduled(page=bad)
 
 
 # -- messages and transactions ---------------------------------------------------------------------

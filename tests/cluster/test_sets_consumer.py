@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client import Admin, Consumer, PushConsumer, QueueRef, ReceivedMessage
-from mq.client.consumer.follower_reads import FollowerReads
+from mq.client.consumer.set_stream import FollowerReads
 from mq.errors import IllegalRequest, NotAssigned, TopicNotFound
 from mq.wire.v1 import admin_pb2
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse

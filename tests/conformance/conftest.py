@@ -63,6 +63,7 @@ OF_THE_CLUSTER = frozenset(
         "halves_that_make_no_sense_are_refused_and_the_stream_goes_on",
         "sets_are_added_changed_and_removed",
         "sets_that_never_answered_are_in_no_route",
+        "the_connections_of_a_node_are_listed",
         "the_log_is_read_in_pieces_that_join",
         "topics_come_again_only_when_they_have_changed",
         "without_an_answer_it_is_kept_in_the_give_up_topic",

@@ -201,8 +201,10 @@ class SubscribeStream(Stream):
         position = self._position(queue_id, queue_offset)
         self.send(consumer_pb2.SubscribeRequest(seek=consumer_pb2.Seek(positions=[position])))
 
-    def release(self, *queue_ids: int) -> None:
-        queues = [consumer_pb2.QueueId(topic=self.topic, queue_id=at) for at in queue_ids]
+    def release(self, *queue_ids: int, epoch: int | None = None) -> None:
+        queues = [
+            consumer_pb2.QueueId(topic=self.topic, queue_id=at, epoch=epoch) for at in queue_ids
+        ]
         released = consumer_pb2.Released(queues=queues)
         self.send(consumer_pb2.SubscribeRequest(released=released))
 

@@ -8,13 +8,14 @@ import pytest
 
 from mq.wire.v1.consumer_pb2 import (
     START_EARLIEST,
+    FailedMessage,
     Handle,
     QueueId,
     QueuePosition,
     Subscription,
 )
 from mq.wire.v1.message_pb2 import Half
-from mq.wire.v1.producer_pb2 import WorkStart
+from mq.wire.v1.producer_pb2 import DeadLetterBatch, WorkStart
 from tests.conformance.calls import Calls, numbers, plain, prepared
 
 if TYPE_CHECKING:
@@ -47,6 +48,26 @@ def work(topic: str, start: int, end: int, queue_id: int = 0) -> dict[str, Any]:
 def made(out: str, sequence: int, *bodies: bytes, **fields: Any) -> Batch:
     fields = {"producer_id": out, "sequence": sequence, **fields}
     return plain(out, *(bodies or (b"x",)), **fields)
+
+
+def test_a_message_that_failed_too_often_is_a_dead_letter_and_done_at_once(
+    calls: Calls, topic: str, out: str, group: str, member: dict[str, Any]
+) -> None:
+    failed = FailedMessage(topic=topic, queue_offset=4, attempts=5, reason="poison")
+    letters = DeadLetterBatch(producer_id=out, sequence=2, messages=[failed])
+    starts = [WorkStart(topic=topic, stood_at=0, first=0)]
+    request = {"batches": [made(out, 1)], "starts": starts, "dead_letters": letters, **member}
+    answer = calls("SendAtomically", **request)
+    assert [one.code for one in answer.results] == [0, 0]
+    assert calls.committed(group, topic)[0] == 5
+    again = calls("SendAtomically", **request).results
+    assert [(one.log_offset, one.is_duplicate) for one in again] == [
+        (one.log_offset, True) for one in answer.results
+    ]
+    (run,) = calls("Pull", topic=f"%DLQ%{group}").runs
+    (message,) = run.messages
+    assert (message.body, message.origin.attempts) == (numbers(10)[4], 5)
+    assert (message.origin.topic, message.origin.reason) == (topic, "poison")
 
 
 def test_output_and_offsets_come_together_and_once(

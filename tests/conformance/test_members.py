@@ -68,6 +68,51 @@ def test_a_queue_moves_when_its_owner_has_let_go_of_it(
     assert calls.committed(group, topic)[moved[0]] == 7
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_release_of_an_earlier_epoch_does_not_release_a_queue_that_was_assigned_again(
+    calls: Calls, subscribe: Any, topic: str, group: str, mode: int
+) -> None:
+    """The release of the first time was on its way when the queue came back, and left again."""
+    first = subscribe("first", mode=mode)
+    first.until_assigned(0, 1, 2, 3)
+    second = subscribe("second", mode=mode)
+    moved = set(range(4)) - first.assigned().keys()
+    second.leave()
+    back = first.assigned()
+    assert {queue_id for queue_id, one in back.items() if one.epoch == 1} == moved
+    for queue_id in moved:
+        calls.send(topic, *numbers(10, 10), queue_id=queue_id)
+    first.messages(10 * len(moved))
+    second = subscribe("second", mode=mode)
+    assert set(range(4)) - first.assigned().keys() == moved
+    first.release(*moved, epoch=0)
+    # It has them still: its progress counts.
+    for queue_id in moved:
+        first.progress(queue_id, 3, epoch=1)
+    until(lambda: all(calls.committed(group, topic).get(at) == 3 for at in moved))
+    first.release(*moved, epoch=1)
+    second.until_assigned(*moved)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_member_that_is_sent_away_hears_why_and_loses_its_queues_at_once(
+    calls: Calls, subscribe: Any, topic: str, group: str, mode: int
+) -> None:
+    calls.send(topic, *numbers(10))
+    first = subscribe("first", mode=mode)
+    first.messages(10)
+    until(lambda: calls("DescribeGroup", group=group).members[0].stalled_ms > 0)
+    first.progress(0, 10)
+    until(lambda: calls("DescribeGroup", group=group).members[0].stalled_ms == 0)
+    second = subscribe("second", mode=mode)
+    second.assignment()
+    calls("Leave", group=group, member_id="first", reason="it does nothing")
+    second.until_assigned(0, 1, 2, 3)
+    _, refusal = first.refusal()
+    assert refusal.code == "PERMISSION_DENIED"
+    assert "it does nothing" in refusal.text
+
+
 @pytest.mark.every_client("half-close")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_member_that_leaves_in_good_order_is_replaced_at_once(

@@ -57,8 +57,9 @@ def test_every_legal_name_and_number_of_queues_is_taken(calls: Calls) -> None:
 def test_topics_are_listed_with_what_is_in_them(calls: Calls, topic: str) -> None:
     calls.send(topic, *numbers(3))
     calls.send(topic, *numbers(4), queue_id=1)
-    listed = {one.info.topic: one.messages for one in calls("ListTopics").topics}
-    assert listed[topic] == 7
+    found = calls("ListTopics").topics
+    listed = {one.info.topic: (one.messages, one.messages_written) for one in found}
+    assert listed[topic] == (7, 7)
     assert list(listed) == sorted(listed)
     everything = calls("ListTopics", include_internal=True).topics
     assert {one.info.topic for one in everything} >= set(listed)
@@ -75,6 +76,16 @@ def test_a_topic_is_described_with_its_queues_and_groups(
     queue = described.queues[2]
     assert (queue.start, queue.end, queue.last_stored_at_ms) == (0, 3, sent.stored_at_ms)
     assert described.queues[0].last_stored_at_ms == 0
+
+
+def test_topics_and_groups_may_have_dots(calls: Calls, new_name: Callable[[], str]) -> None:
+    topic, group = f"shop.{new_name()}.v2", f"billing.{new_name()}"
+    calls.create(topic)
+    sent = calls.send(topic, b"one")
+    calls("CommitOffsets", group=group, positions=[QueuePosition(topic=topic, queue_offset=0)])
+    assert calls("DescribeTopic", topic=topic).groups == [group]
+    assert calls("GetMessage", message_id=sent.message_ids[0]).topic == topic
+    calls("DeleteTopic", topic=topic)
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -118,6 +129,8 @@ def test_a_deleted_topic_is_gone_and_counts_on_when_it_is_created_again(
     calls.create(topic)
     described = calls("DescribeTopic", topic=topic)
     assert (described.queues[0].start, described.queues[0].end) == (3, 3)
+    (anew,) = (one for one in calls("ListTopics").topics if one.info.topic == topic)
+    assert (anew.messages, anew.messages_written) == (0, 3)
     assert list(described.groups) == []
     assert calls.send(topic, b"anew").queue_offset == 3
 
@@ -157,7 +170,8 @@ def test_changes_at_the_same_time_do_not_undo_each_other(calls: Calls, topic: st
 
 REFUSALS = [
     ("CreateTopic", {"topic": ""}, "ILLEGAL_TOPIC", INVALID, "''"),
-    ("CreateTopic", {"topic": "a.b"}, "ILLEGAL_TOPIC", INVALID, "a.b"),
+    ("CreateTopic", {"topic": "..b"}, "ILLEGAL_TOPIC", INVALID, "..b"),
+    ("CreateTopic", {"topic": "a."}, "ILLEGAL_TOPIC", INVALID, "no dot first or last"),
     ("CreateTopic", {"topic": "x" * 128}, "ILLEGAL_TOPIC", INVALID, "xxx"),
     ("CreateTopic", {"topic": "%RETRY%g"}, "PERMISSION_DENIED", DENIED, "%RETRY%g"),
     ("CreateTopic", {"topic": "unborn", "queues": 65_537}, "ILLEGAL_REQUEST", INVALID, "65537"),

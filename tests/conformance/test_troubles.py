@@ -38,8 +38,10 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 ANYWHERE = {
     "AdminService/BrokerStatus",
     "AdminService/GetConfig",
+    "AdminService/ListClients",
     "AdminService/ReadLog",
     "AdminService/SetConfig",
+    "AdminService/TraceMessage",
     "ClusterService/Greet",
     "ClusterService/Route",
     "SecurityService/WhoAmI",
@@ -73,11 +75,17 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Broker
     directory = tmp_path_factory.mktemp("pair")
     members = f"a=127.0.0.1:{free_port()},b=127.0.0.1:{free_port()}"
     flags = ["--raft-members", members, "--broker-in-flight-bytes", "8MiB"]
-    flags += ["--broker-send-timeout-ms", str(SEND_TIMEOUT_MS)]
+    # A leader without its follower goes on leading for longer than a busy machine takes for a send.
+    flags += [
+        "--broker-send-timeout-ms",
+        str(SEND_TIMEOUT_MS),
+        "--raft-election-timeout-ms",
+        "2000",
+    ]
     with contextlib.ExitStack() as stack:
         found = {}
         for name in ("a", "b"):
-            process = BrokerProcess(directory / name, "--node-node", name, *flags, port=free_port())
+            process = BrokerProcess(directory / name, "--node-id", name, *flags, port=free_port())
             stack.push(process.__exit__)
             found[name] = process.launch()
         yield found
@@ -192,8 +200,9 @@ def test_sends_that_wait_for_a_quorum_are_bounded_and_others_get_flow_control(pa
                 stream.publish(batch)
             results = [stream.next().results[0] for _ in batches]
         codes = [code_of(one) for one in results]
-        assert codes[:2] == ["REPLICATION_TIMEOUT"] * 2
-        assert "FLOW_CONTROL" in codes
+        # Those that were proposed may be stored in the end; those that waited for room are not.
+        assert codes[0] == "REPLICATION_TIMEOUT"
+        assert set(codes) == {"REPLICATION_TIMEOUT", "FLOW_CONTROL"}
         for code, result in zip(codes, results, strict=True):
             assert (result.retry_after_ms > 0) == (code == "FLOW_CONTROL")
 

@@ -197,7 +197,7 @@ def goes_on(servers: str, backups: Backups) -> None:
 def test_one_node_of_a_backup_has_everything_and_goes_on(backups: Backups, tmp_path: Path) -> None:
     data = tmp_path / "x1"
     mq("restore", str(backups.whole), "--data", str(data), "--node", "x1")
-    flags = ("--node-node", "x1")
+    flags = ("--node-id", "x1")
     with BrokerProcess(data, *flags, port=free_port()) as broker:
         assert content(broker.address) == backups.content
         goes_on(broker.address, backups)

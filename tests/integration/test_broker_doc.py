@@ -20,12 +20,17 @@ def documented() -> dict[str, set[str]]:
     return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
 
 
+def text(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        found: str = response.read().decode()
+    return found
+
+
 def served(port: int) -> tuple[set[str], dict[str, set[str]]]:
     """All metrics; and the labels of those that have a value."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-        text = response.read().decode()
-    names = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
-    samples = re.findall(r"^(\w+?)(?:_count)?(?:\{(.*)\})? ", text, re.MULTILINE)
+    page = text(port)
+    names = set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
+    samples = re.findall(r"^(\w+?)(?:_count)?(?:\{(.*)\})? ", page, re.MULTILINE)
     labels = {name: set(re.findall(r'(\w+)="', pairs)) for name, pairs in samples}
     # When a histogram began is the library's own addition.
     return {name for name in names if not name.endswith("_created")}, labels
@@ -38,6 +43,7 @@ def test_the_table_of_metrics_is_what_a_broker_serves(tmp_path: Path) -> None:
             eventually(lambda: consumer.poll(timeout_s=0.1))
             eventually(lambda: len(committed(broker.address, "readers", "orders")) == 2)
             eventually(lambda: "mq_consumer_lag_seconds" in served(broker.metrics_port)[1])
+            eventually(lambda: 'language="python"' in text(broker.metrics_port))
             names, labels = served(broker.metrics_port)
     expected = documented()
     assert names == expected.keys()

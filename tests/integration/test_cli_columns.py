@@ -16,6 +16,7 @@ import pytest
 
 from mq.client import Message, Producer
 from mq.client.arrow.columns import message_schema
+from mq.extras import install
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import committed, create_topic, eventually, fill
 
@@ -32,12 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address."""
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
         yield broker.address
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
 
 
 def command(*arguments: str) -> list[str]:
@@ -216,6 +211,6 @@ def test_without_pyarrow_the_extra_is_named(server: str, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 1
-    assert b"Error: Arrow columns need pyarrow" in done.stderr
-    assert b"pip install 'mq[arrow]'" in done.stderr
+    assert b"Error: Arrow needs pyarrow" in done.stderr
+    assert install("arrow").encode() in done.stderr
     assert not (tmp_path / "x").exists()

@@ -32,12 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield broker.address
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-
-
 def rows_of(table: pa.Table, *columns: str) -> list[tuple[Any, ...]]:
     return list(zip(*(table.column(column).to_pylist() for column in columns), strict=True))
 

@@ -22,7 +22,7 @@ from mq.client import (
     SimpleConsumer,
     TransactionProducer,
 )
-from mq.client.cluster import security
+from mq.client.cluster import channels as security
 from mq.errors import MqError, PermissionDenied, Unauthenticated
 from mq.wire.v1.security_pb2 import Quota
 from tests.integration import test_client_security as kinds

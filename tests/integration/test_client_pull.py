@@ -37,12 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield broker.address
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-
-
 def take(consumer: Consumer, count: int) -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []
     deadline = time.monotonic() + DEADLINE_S

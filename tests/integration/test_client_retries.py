@@ -10,6 +10,7 @@ import os
 import threading
 import urllib.request
 from collections import Counter
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,8 @@ from mq.client import (
     aio,
 )
 from mq.client.messages import QueueRef
+from mq.errors import PermissionDenied, UnknownMember
+from mq.wire.v1.admin_pb2 import LETTER_RESULT_ALREADY_RESENT, LETTER_RESULT_GONE
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import committed, create_topic, eventually, fill, send
 from tests.support.warm_process import run_mq
@@ -44,12 +47,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def server(broker: BrokerProcess) -> str:
     return broker.address
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
 
 
 class Seen:
@@ -257,6 +254,47 @@ def test_an_ordered_group_retries_in_place_and_holds_its_queue(server: str, name
     assert f"%RETRY%{name}" not in topics
 
 
+def test_a_member_of_an_ordered_group_that_hangs_is_seen_and_can_be_sent_away(
+    server: str, name: str
+) -> None:
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"%d" % at for at in range(5)])
+    hangs, goes_on, done = threading.Event(), threading.Event(), Queue[bytes]()
+
+    def hang(message: ReceivedMessage) -> None:
+        if message.body == b"2":
+            hangs.set()
+            assert goes_on.wait(60)
+
+    options: dict[str, Any] = {"mode": "ordered", "start": "earliest"}
+    with (
+        Admin(server) as admin,
+        PushConsumer(server, name, name, hang, member_id="stuck", **options) as stuck,
+        PushConsumer(
+            server, name, name, lambda one: done.put(one.body), member_id="next", **options
+        ),
+    ):
+        assert hangs.wait(60)
+        # It lives, and keeps its queue.
+        eventually(lambda: committed(server, name, name) == {0: 2})
+        stalled = {one.member_id: one.stalled_ms for one in admin.describe_group(name).members}
+        assert stalled.keys() == {"stuck", "next"}
+        assert stalled["stuck"] > 0
+        assert stalled["next"] == 0
+        assert done.empty()
+        admin.evict_member(name, "stuck", "its handler hangs")
+        assert [done.get(timeout=60) for _ in range(3)] == [b"2", b"3", b"4"]
+        with pytest.raises(UnknownMember):
+            admin.evict_member(name, "stuck", "again")
+        eventually(lambda: committed(server, name, name) == {0: 5})
+        goes_on.set()
+        with pytest.raises(PermissionDenied, match="its handler hangs"):
+            stuck.join(timeout_s=60)
+        # What it says when it goes on counts for nothing, and it does not come back.
+        assert [one.member_id for one in admin.describe_group(name).members] == ["next"]
+        assert committed(server, name, name) == {0: 5}
+
+
 def test_a_broker_that_is_killed_in_between_loses_nothing(tmp_path: Path, name: str) -> None:
     count = 200
     with BrokerProcess(tmp_path / "data") as broker:
@@ -314,8 +352,22 @@ def test_operators_see_resend_and_purge_dead_letters(server: str, name: str) -> 
     assert shown["origin"]["reason"] == "ValueError: attempt 1"
     assert "retries" in mq(server, "group", "describe", name)
     assert "MESSAGE_NOT_FOUND" in mq(server, "dlq", "show", name, "9", exit_code=1)
-    assert "Sent 1 dead letter" in mq(server, "dlq", "resend", name, "1")
-    assert "Sent 3 dead letters" in mq(server, "dlq", "resend", name, "--all")
+    resent = mq(server, "dlq", "resend", name, "1")
+    assert "1 dead letter of 1 sent again" in resent
+    assert "set-0:" in resent
+    mq(server, "dlq", "resend", name, "0", "1", "7", exit_code=1)
+    with Admin(server) as admin:
+        outcomes = admin.settle_dead_letters(name, [0, 1, 7], "resend")
+        page = admin.list_dead_letters(name)
+    assert [one.result for one in outcomes] == [
+        LETTER_RESULT_ALREADY_RESENT,
+        LETTER_RESULT_ALREADY_RESENT,
+        LETTER_RESULT_GONE,
+    ]
+    assert [one.message_id in page.resent_ids for one in page.messages] == [True, True, False]
+    dropped = json.loads(mq(server, "dlq", "purge", name, "2", "--yes", "--json"))
+    assert [(one["queue_offset"], one["result"]) for one in dropped] == [(2, "purged")]
+    assert "Sent 2 dead letters" in mq(server, "dlq", "resend", name, "--all")
     assert json.loads(mq(server, "dlq", "purge", name, "--yes", "--json"))["purged"] == 0
     described = json.loads(mq(server, "group", "describe", name, "--json"))
     (retry,) = [one for one in described["queues"] if one["topic"] == f"%RETRY%{name}"]

@@ -25,7 +25,7 @@ from mq.client import (
     TransactionProducer,
     aio,
 )
-from mq.client.cluster import security
+from mq.client.cluster import channels as security
 from mq.client.lowlevel import ExactSender, QueueOffsets, QueueScanner, background
 from mq.errors import IllegalConfig, MqError, Unauthenticated, Unreachable
 from tests.support.broker_process import BrokerProcess
@@ -275,7 +275,7 @@ def test_a_change_of_the_files_fails_no_send_and_repeats_no_message(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "mq.client.cluster.security")
+    caplog.set_level("INFO", "mq.client.cluster.channels")
     ca = tmp_path / "ca.pem"
     shutil.copy(files.ca, ca)
     given: dict[str, Any] = {"servers": broker.address, "ca": ca}

@@ -42,12 +42,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield broker.address
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-
-
 def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
     return [one.body for one in messages]
 

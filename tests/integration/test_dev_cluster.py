@@ -11,13 +11,15 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mq.client import Consumer, Producer
+from tests.support.waiting import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 DEADLINE_S = 90
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name[:3] != "MQ_"}
@@ -100,6 +102,27 @@ def received(servers: str, group: str, count: int) -> list[bytes]:
     return sorted(found)
 
 
+def test_a_console_that_dies_is_started_again(tmp_path: Path) -> None:
+    def is_served(url: str) -> bool:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health").close()  # noqa: S310 # of loopback
+            return True
+        return False
+
+    with dev_cluster(tmp_path, "--nodes", "1", "--port", "0") as cluster:
+        url = cluster.up()["console"]
+        poll(lambda: is_served(url), "the console serves")
+        [console] = (
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if url.rpartition(":")[2].encode() in (words := path.read_bytes().split(b"\0"))
+            and b"console" in words
+        )
+        os.kill(console, signal.SIGKILL)
+        assert cluster.next_line() == "the console has ended, and is started again"
+        poll(lambda: is_served(url), "it serves again")
+
+
 def test_a_cluster_loses_its_leader_goes_on_and_keeps_data_and_ports(tmp_path: Path) -> None:
     with dev_cluster(tmp_path, "--nodes", "3", "--port", "0") as cluster:
         first = cluster.up()
@@ -112,7 +135,7 @@ def test_a_cluster_loses_its_leader_goes_on_and_keeps_data_and_ports(tmp_path: P
         assert cluster.next_line() == died
         again = cluster.next_line()
         assert again.startswith("start it again: ")
-        assert f"--node-node {leader['node']}" in again
+        assert f"--node-id {leader['node']}" in again
         up = [node for node in nodes if node is not leader]
         names = ", ".join(node["node"] for node in up)
         yet = f"set-0 has no leader yet: 2 of 3 nodes are up ({names})"

@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import pytest
 
 from mq.wire.v1.consumer_pb2 import QueryOffsetsRequest, QueryOffsetsResponse
 from tests.support.broker_process import BrokerProcess
+from tests.support.readme import block, section, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,6 +42,7 @@ CANNOT_HAVE = re.compile(
 
 class Programs(NamedTuple):
     language: str
+    folder: Path
     send: list[str]
     consume: list[str]
 
@@ -101,10 +104,11 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         build(["npm", "ci", "--fetch-timeout=30000", *quiet], folder)
         node = shutil.which("node", path=SEARCH_PATH) or "node"
         send, consume = str(folder / "send.js"), str(folder / "consume.js")
-        return Programs("node", [node, send], [node, consume])
+        return Programs("node", folder, [node, send], [node, consume])
     folder = request.getfixturevalue("go_folder")
     build(["go", "build", "-o", "built/", "./send", "./consume"], folder)
-    return Programs("go", [str(folder / "built" / "send")], [str(folder / "built" / "consume")])
+    built = folder / "built"
+    return Programs("go", folder, [str(built / "send")], [str(built / "consume")])
 
 
 def run_send(programs: Programs, server: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -203,6 +207,29 @@ def test_a_sent_message_is_received_once_and_the_next_run_continues(
     with consuming(programs, server, topic) as consumer:
         assert consumer.next() == fourth
         assert consumer.stop() == []
+
+
+def test_the_commands_of_the_readme_send_and_consume(programs: Programs, server: str) -> None:
+    heading = {"node": "### Node.js", "go": "### Go"}[programs.language]
+    # `npm ci` is what the fixture has done.
+    lines = [one for one in block(section(heading)).splitlines() if one != "npm ci"]
+    topic = f"readme-{programs.language}"
+    send_it, consume_it = (one.replace(" orders", f" {topic}") for one in lines)
+    environment = {"PATH": SEARCH_PATH, "MQ_SERVER": server}
+    assert shell(send_it, programs.folder, BUILD_DEADLINE_S, **environment).count("sent ") == 2
+    with subprocess.Popen(
+        ["bash", "-c", consume_it],  # noqa: S607
+        cwd=programs.folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        # `go run` starts the program as a child.
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        received = {process.stdout.readline().rpartition(": ")[2].strip() for _ in range(2)}
+        os.killpg(process.pid, signal.SIGKILL)
+    assert received == {"first order", "second order"}
 
 
 def test_an_error_is_printed_with_its_code(programs: Programs, server: str) -> None:

@@ -3,7 +3,7 @@ behind them, not before them.
 
 The disk of this broker takes a tenth of a second for a sync, whatever it writes: that decides the
 times, and not what else the machine does. A send takes up to two syncs, the one that is under way
-and its own; beside a flooder it may wait for room during one more.
+and its own. (tests/unit/broker/test_fairness.py has faster disks, on virtual time.)
 """
 
 from __future__ import annotations
@@ -122,5 +122,5 @@ def test_a_flooder_delays_quiet_producers_by_little(tmp_path: Path) -> None:
     with SlowDiskBroker(tmp_path / "data", *ROOM) as broker:
         rounds = asyncio.run(measure(broker.address))
     ratio = statistics.median(beside / alone for alone, beside in rounds)
-    # About twice, in the quiet; with one queue for all it is nine times.
-    assert ratio <= 4, rounds
+    # With one queue for all it is nine times.
+    assert ratio <= 2, rounds

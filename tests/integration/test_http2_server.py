@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -12,6 +14,7 @@ import pytest
 import trustme
 import uvloop
 
+from mq.http2 import server as http2_server
 from mq.http2.calls import Call, Streaming, Unary
 from mq.http2.limits import Limits
 from mq.http2.server import Http2Server
@@ -243,3 +246,48 @@ def test_a_handler_waits_for_a_client_that_does_not_read() -> None:
                 assert server.usage.unsent_bytes <= 100_005
 
     run(test)
+
+
+def test_one_connection_with_very_much_lets_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """libuv reads a socket up to 32 times before it looks at the next one."""
+    turn, received = 0, Counter[int]()
+    receive = http2_server.ServerProtocol.data_received
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count_turns)
+
+    def counting(self: http2_server.ServerProtocol, data: bytes) -> None:
+        received[turn] += len(data)
+        receive(self, data)
+
+    async def swallow(call: Call) -> None:
+        while await call.read() is not None:
+            pass
+        await call.write(b"done")
+
+    async def test() -> None:
+        limits = Limits(message_bytes_max=8 << 20)
+        sink = {b"/test/Sink": Streaming(swallow)}
+        async with (
+            serving(limits, handlers=sink) as (_, address),
+            grpc.aio.insecure_channel(address, options=UNLIMITED) as channel,
+        ):
+            call = channel.stream_stream("/test/Sink")()
+            await call.write(b"the windows are known")
+            count_turns()
+            for _ in range(20):
+                await call.write(bytes(1 << 20))
+                # Meanwhile the threads of the client fill the socket.
+                time.sleep(0.02)  # noqa: ASYNC251
+            await call.done_writing()
+            assert await call.read() == b"done"
+
+    monkeypatch.setattr(http2_server.ServerProtocol, "data_received", counting)
+    run(test, "uvloop")
+    assert sum(received.values()) > 20 << 20
+    # One read more than the limit.
+    assert max(received.values()) <= http2_server._TURN_BYTES + (256 << 10)

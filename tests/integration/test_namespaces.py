@@ -196,6 +196,11 @@ def test_delayed_messages_come_to_their_namespace(ann: Calls, ben: Calls) -> Non
     sent = ben.send("later", b"never", delay_ms=3_600_000)
     (message_id,) = sent.message_ids
     recall = {"topic": "later", "message_id": message_id, "deliver_at_ms": sent.deliver_at_ms}
+    waiting = ben("ListScheduled").messages
+    assert [(one.topic, one.message_id) for one in waiting] == [("later", message_id)]
+    assert message_id not in [one.message_id for one in ann("ListScheduled").messages]
+    assert ann.refused("RecallScheduled", **recall).code == "MESSAGE_NOT_FOUND"
+    assert ann.refused("ListClients").code == "PERMISSION_DENIED"
     assert ann.refused("Recall", **recall).code == "MESSAGE_NOT_FOUND"
     ben("Recall", **recall)
     until(lambda: ann.bodies("later") == [b"soon"], "it is delivered")

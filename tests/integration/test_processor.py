@@ -26,7 +26,7 @@ from mq.client import (
     ReceivedMessage,
     aio,
 )
-from mq.errors import IllegalConfig, IllegalTopic, NotAssigned, TopicNotFound
+from mq.errors import IllegalConfig, IllegalTopic, NotAssigned, TopicNotFound, Unreachable
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.message_pb2 import Message as WireMessage
@@ -53,12 +53,6 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
         yield process.address
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:90]
 
 
 def read_all(server: str, topic: str) -> list[list[bytes]]:
@@ -201,6 +195,56 @@ def test_a_handler_that_fails_is_called_again_and_nothing_of_it_is_seen(
     assert sorted(effects(server, f"{name}-out").values()) == [1] * 10
 
 
+@pytest.mark.parametrize("tag", ["", "odd"])
+def test_a_message_that_always_fails_is_a_dead_letter_and_the_others_have_their_effect(
+    server: str, name: str, tag: str
+) -> None:
+    create_topic(server, name, 1)
+    with Producer(server) as producer:
+        for n in range(100):
+            producer.send_async(name, Message(b"%d" % n, tag="odd" if n % 2 else "even"))
+    poison = {b"%d" % n for n in (1, 33, 35, 99)}
+    calls: Counter[bytes] = Counter()
+
+    def handle(messages: list[ReceivedMessage]) -> Made:
+        if len(messages) == 1:
+            calls[messages[0].body] += 1
+        if any(one.body in poison for one in messages):
+            raise ValueError("it is poison")
+        return [(f"{name}-out", Message(one.body)) for one in messages]
+
+    options: dict[str, Any] = {"start": "earliest", "retry_delay_s": 0.01, "max_attempts": 3}
+    with Processor(server, name, {name: tag or None}, handle, **options), Admin(server) as admin:
+        until(lambda: is_done(server, name, name, 100), "not all is processed")
+        letters = [one.message for one in admin.list_dead_letters(name).messages]
+    assert {one.body for one in letters} == poison
+    assert len(letters) == len(poison)
+    assert {(one.origin.attempts, one.origin.reason) for one in letters} == {
+        (3, "ValueError: it is poison")
+    }
+    assert {calls[body] for body in poison} == {3}
+    wanted = {b"%d" % n for n in range(100) if n % 2 or not tag} - poison
+    assert effects(server, f"{name}-out") == dict.fromkeys(wanted, 1)
+
+
+def test_failures_that_pass_by_themselves_make_no_dead_letters(server: str, name: str) -> None:
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"x"])
+    failures = iter([Unreachable("no broker answers")] * 5)
+
+    def handle(messages: list[ReceivedMessage]) -> Made:
+        for failure in failures:
+            raise failure
+        return [(f"{name}-out", Message(one.body)) for one in messages]
+
+    options: dict[str, Any] = {"start": "earliest", "retry_delay_s": 0.01, "max_attempts": 1}
+    with Processor(server, name, name, handle, **options), Admin(server) as admin:
+        until(lambda: is_done(server, name, name, 1), "it is not processed")
+        with pytest.raises(TopicNotFound):
+            admin.list_dead_letters(name)
+    assert effects(server, f"{name}-out") == {b"x": 1}
+
+
 def test_messages_of_which_nothing_is_made_are_done_too(server: str, name: str) -> None:
     fill(server, name, 2, 3_000)  # more than the broker sends without a word of progress
     with Processor(server, name, name, lambda _: None, start="earliest", batch_messages=100):
@@ -323,6 +367,8 @@ def test_a_queue_whose_messages_fail_can_be_had_by_another(server: str, name: st
 def test_wrong_use_is_refused(server: str, name: str) -> None:
     with pytest.raises(IllegalConfig):
         Processor(server, name, name, lambda _: None, batch_messages=0)
+    with pytest.raises(IllegalConfig):
+        Processor(server, name, name, lambda _: None, max_attempts=0)
     with pytest.raises(IllegalTopic):
         Processor(server, name, "not/a/topic", lambda _: None)
     create_topic(server, name, 1)

@@ -31,12 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield process.address
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-
-
 def echo(request: ReceivedMessage) -> bytes:
     return request.body
 

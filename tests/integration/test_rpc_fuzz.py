@@ -87,6 +87,23 @@ GOOD: dict[str, Message] = {
     "AdminService/DescribeTopic": admin_pb2.DescribeTopicRequest(topic=TOPIC),
     "AdminService/GetConfig": admin_pb2.GetConfigRequest(),
     "AdminService/GetMessage": admin_pb2.GetMessageRequest(message_id="set-0:150"),
+    "AdminService/TraceMessage": admin_pb2.TraceMessageRequest(
+        message_id="set-0:1", budget_ms=100, continue_token=7
+    ),
+    "AdminService/CountScheduled": admin_pb2.CountScheduledRequest(buckets_max=5),
+    "AdminService/ListClients": admin_pb2.ListClientsRequest(clients_max=5, page="1"),
+    "AdminService/ListLeases": admin_pb2.ListLeasesRequest(
+        group=GROUP, topic=TOPIC, leases_max=5, page=f"{TOPIC}/0/1"
+    ),
+    "AdminService/ListScheduled": admin_pb2.ListScheduledRequest(
+        topic=TOPIC, begin_ms=1, messages_max=5, page="1-1-1"
+    ),
+    "AdminService/RecallScheduled": admin_pb2.RecallScheduledRequest(
+        topic=TOPIC, message_id="set-0:150", deliver_at_ms=1 << 41
+    ),
+    "AdminService/SettleDeadLetters": admin_pb2.SettleDeadLettersRequest(
+        group=GROUP, queue_offsets=[1, 2], action=admin_pb2.LETTER_ACTION_RESEND, again=True
+    ),
     "AdminService/ListDeadLetters": admin_pb2.ListDeadLettersRequest(group=GROUP),
     "AdminService/ListGroups": admin_pb2.ListGroupsRequest(),
     "AdminService/ListTopics": admin_pb2.ListTopicsRequest(include_internal=True),

@@ -210,12 +210,20 @@ def test_brokers_of_a_cluster_greet_each_other_by_their_key(tmp_path: Path) -> N
         poll(lambda: len({*sets(b).values()}) == 2, "b sees that a differs", 60.0)
         change(b, root.text, put_user("alice"))
         poll(lambda: len({*sets(a).values()}) == 1, "they agree again", 60.0)
-        # The key of the cluster may greet and read the log, and nothing else.
+        # The key of the cluster may greet, read the log and hand leadership over, and nothing else.
         cluster_key = file.read_text()
         request = cluster_pb2.GreetRequest(cluster="mq", sender=cluster_pb2.PeerSet(name="b"))
         call(a.address, "ClusterService/Greet", request, cluster_pb2.GreetResponse, cluster_key)
         log_request = admin_pb2.ReadLogRequest()
         call(a.address, "AdminService/ReadLog", log_request, admin_pb2.LogChunk, cluster_key)
+        with pytest.raises(grpc.RpcError, match="alone in its set"):
+            call(
+                a.address,
+                "AdminService/TransferLeadership",
+                admin_pb2.TransferLeadershipRequest(),
+                admin_pb2.TransferLeadershipResponse,
+                cluster_key,
+            )
         changed = pb.ChangeAccessRequest(changes=[put_user("mallory", "superuser")])
         assert refused(a, "ChangeAccess", changed, cluster_key) == "PERMISSION_DENIED"
         with pytest.raises(grpc.RpcError):

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 def new_name(kind: str) -> str:
-    return f"{kind}-{os.getpid()}-{next(_numbers)}"
+    return f"{kind}.{os.getpid()}-{next(_numbers)}"
 
 
 class RawClient:

@@ -64,8 +64,11 @@ def test_a_topic_with_a_type_takes_its_messages_and_no_others(
 def test_assignments_are_any_queue_of_a_set(
     client: RawClient, admin: Admin, topic: str, group: str
 ) -> None:
-    admin.create_topic(topic, queues=4)
+    """Consumers alone ask for them: they create no topic, as a first route does."""
     request = service.QueryAssignmentRequest(topic=resource(topic), group=resource(group))
+    for _ in range(2):
+        assert code(client.call("QueryAssignment", request)) == "TOPIC_NOT_FOUND"
+    admin.create_topic(topic, queues=4)
     answer = client.call("QueryAssignment", request)
     assert code(answer) == "OK"
     (assigned,) = answer.assignments

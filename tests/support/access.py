@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mq.access.views import AccessView, view_of
 from mq.broker.state.access import Access
-from mq.client.admin.access import AccessView, view_of
 from mq.wire.v1 import security_pb2 as pb
 
 CREATED_AT_MS = 1_783_850_000_123

@@ -34,8 +34,12 @@ class BrokerProcess:
         self._log_path = data.with_name(f"{data.name}.log")
 
     @property
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"{self.host}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -45,6 +49,11 @@ class BrokerProcess:
     @property
     def program(self) -> list[str]:
         """The arguments of Python in place of `-m mq`; empty: the broker itself."""
+        return []
+
+    @property
+    def wrapper(self) -> list[str]:
+        """What the command of a `program` begins with, such as `nsenter`; it must not fork."""
         return []
 
     @property
@@ -59,7 +68,7 @@ class BrokerProcess:
         with self._log_path.open("ab") as log_file:
             self._log_start = log_file.tell()
             if self.program:
-                command = [sys.executable, *self.program, *arguments]
+                command = [*self.wrapper, sys.executable, *self.program, *arguments]
                 self._process = subprocess.Popen(command, stdout=log_file, stderr=log_file)
             else:
                 self._process = WarmProcess(

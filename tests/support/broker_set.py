@@ -43,7 +43,7 @@ class BrokerSet:
         self.nodes = {
             name: BrokerProcess(
                 directory / name,
-                *("--node-node", name, "--raft-members", self.members, "--metrics-enabled", "no"),
+                *("--node-id", name, "--raft-members", self.members, "--metrics-enabled", "no"),
                 *flags,
                 # Chosen here: what the kernel gives out may be taken when the node comes back.
                 port=free_port(),

@@ -98,6 +98,9 @@ class FaultyFile:
     def is_in_memory(self, position: int, length: int) -> bool:  # noqa: ARG002 - all or nothing
         return not self._vfs.is_cold
 
+    def read_ahead(self, position: int, length: int) -> None:
+        self._vfs.asked_ahead.append((self._path, position, length))
+
     def drop_cache(self, position: int, length: int) -> None:
         self._vfs.let_go_of.append((self._path, position, length))
 
@@ -213,6 +216,8 @@ class FaultyVfs:
         self.is_cold = False
         # What the page cache need not keep: path, position, length.
         self.let_go_of: list[tuple[str, int, int]] = []
+        # Of `read_ahead`.
+        self.asked_ahead: list[tuple[str, int, int]] = []
 
     # The protocol.
 

@@ -219,7 +219,7 @@ def _derive(
     for base, walked in replica.walked(last_index):
         header = walked.header
         if header.kind == Kind.CHECKPOINT and header.raft_index == replica.first_index:
-            queues, _ = checkpoint.decode_entry(walked.payload)
+            queues = checkpoint.decode_queues(walked.payload)
             starts = {(queue.topic, queue.queue_id): queue.end for queue in queues}
         if header.kind != Kind.MESSAGES:
             continue

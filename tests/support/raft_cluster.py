@@ -122,7 +122,7 @@ class Process:
 
     def launch(self) -> None:
         flags = [part for pair in self._flags.items() for part in pair]
-        arguments = ["--data", str(self.data), "--node-node", self.name, *flags]
+        arguments = ["--data", str(self.data), "--node-id", self.name, *flags]
         with self.log_file.open("ab") as stderr:
             process = WarmProcess("tests.support.raft_process", arguments, stderr=stderr)
         self._run = _Run(process)

@@ -120,7 +120,7 @@ def roll(store: Store, now_ms: int = NOW_MS, term: int = 0) -> EntryRef:
     """Opens a segment with a checkpoint, as replication does; the log before it is applied."""
     assert store.applied_index == store.log.last_index
     payload = store.checkpoint_payload()
-    ref = store.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
+    ref = store.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, payload))
     store.appended(ref, ())
     return ref
 

@@ -36,10 +36,12 @@ def create_topic(address: str, topic: str, queues: int) -> None:
     call(address, "AdminService/CreateTopic", request, admin_pb2.TopicInfo)
 
 
-def send(address: str, topic: str, queue_id: int, messages: Iterable[Message | bytes]) -> int:
+def send(
+    address: str, topic: str, queue_id: int, messages: Iterable[Message | bytes], **fields: Any
+) -> int:
     """To one queue, as one batch; the queue offset of the first one."""
     wire = [one if isinstance(one, Message) else Message(body=one) for one in messages]
-    request = producer_pb2.SendRequest(topic=topic, queue_id=queue_id, messages=wire)
+    request = producer_pb2.SendRequest(topic=topic, queue_id=queue_id, messages=wire, **fields)
     answer = call(address, "ProducerService/Send", request, producer_pb2.SendResponse)
     return int(answer.queue_offset)
 

@@ -36,7 +36,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from mq.__main__ import _COMMANDS
+from mq.cli.commands import COMMANDS
 from tests.support.waiting import DEADLINE_S
 from tests.support.waiting import poll as poll_until
 
@@ -171,7 +171,7 @@ def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
-    for command in _COMMANDS:
+    for command in COMMANDS:
         if command.name != "spark":  # its libraries are large
             command.load()
     # A process that ends looks through all objects for cycles: four times the work of a command.

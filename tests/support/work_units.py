@@ -23,6 +23,7 @@ _SPARK_PROGRAMS = {"test_archive.py", "test_etl.py", "test_exactly_once.py"}
 _BEGIN = {
     "tests/sim/test_seeds.py": -2.0,
     "tests/spark/programs": -1.0,
+    "tests/spark/cluster/test_standalone.py": 0.1,
     "tests/spark/session": 0.3,
     "tests/sim/test_flows.py": 0.5,
 }

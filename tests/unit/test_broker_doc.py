@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mq import errors, levels, names
-from mq.admin import inspector
+from mq.admin import inspector, schedule
 from mq.broker import catalog, directory, other_set, publishing
 from mq.broker.consumer import (
     commits,
@@ -23,13 +23,14 @@ from mq.broker.consumer import (
 from mq.broker.consumer.membership import Group
 from mq.broker.consumer.sql92 import compile_sql
 from mq.broker.receive import grants
+from mq.broker.retry import dead_letters
 from mq.broker.state import dedup, transactions
 from mq.broker.transaction import transacting
 from mq.client import encode
 from mq.errors import MqError
 from mq.http2.limits import Limits
 from mq.limits import BESIDE_BODY_BYTES_MAX
-from mq.rpc import consumer, methods, publish_stream, server, status
+from mq.rpc import clients, consumer, methods, publish_stream, server, status
 from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
@@ -129,9 +130,20 @@ def limits() -> dict[str, str]:
         "messages found by a key; browsed at once": (
             f"{lookup.QUERY_RESULTS_MAX}; {inspector.BROWSE_MAX:,}"
         ),
+        "a page of waiting messages, leases or connections": one_limit(
+            schedule.LIST_MAX, inspector.LEASES_MAX, clients.LIST_MAX
+        ),
+        "dead letters of a group settled one by one and still in their queue": (
+            f"{dead_letters.SETTLED_MAX:,}"
+        ),
         **message_type_limits(),
         **connection_limits(),
     }
+
+
+def one_limit(*numbers: int) -> str:
+    (number,) = set(numbers)
+    return f"{number:,}"
 
 
 def message_type_limits() -> dict[str, str]:

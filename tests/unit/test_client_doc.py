@@ -14,7 +14,7 @@ import pytest
 
 from mq import client
 from mq.client import aio, public
-from mq.client.cluster.security import Security
+from mq.client.cluster.channels import Security
 from tools import generate_sync
 
 if TYPE_CHECKING:

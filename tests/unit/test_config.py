@@ -392,7 +392,7 @@ def test_every_option_is_described_and_has_names_of_its_own() -> None:
         assert option.metavar
         assert option.value_in(Config()) == option.default
     assert len({option.env for option in found}) == len(found)
-    assert len({flag for option in found for flag in option.flags}) == len(found) + 2
+    assert len({flag for option in found for flag in option.flags}) == len(found) + 3
 
 
 def test_the_names_of_an_option_follow_from_section_and_key() -> None:

@@ -29,7 +29,7 @@ from mq.names import (
     similar_names,
 )
 
-LEGAL_CHARACTERS = string.ascii_letters + string.digits + "%|_-"
+LEGAL_CHARACTERS = string.ascii_letters + string.digits + "%|_-."
 
 
 def is_refused(topic: str) -> bool:
@@ -42,9 +42,12 @@ def is_refused(topic: str) -> bool:
 
 @pytest.mark.parametrize(
     "topic",
-    ["a", "Z", "0", "-", "_", "orders", "%RETRY%billing", "%DLQ%a|b_c-d", "%SYS%HALF", "x" * 127],
+    [
+        *("a", "Z", "0", "-", "_", "orders", "shop.orders.v2", "a..b", "acme%shop.orders"),
+        *("%RETRY%billing", "%RETRY%shop.billing", "%DLQ%a|b_c-d", "%SYS%HALF", "x" * 127),
+    ],
 )
-def test_letters_digits_and_four_signs_are_legal(topic: str) -> None:
+def test_letters_digits_and_five_signs_are_legal(topic: str) -> None:
     assert is_legal_name(topic)
     check_topic(topic)
 
@@ -57,7 +60,10 @@ UNSAFE = [
     "a/b",
     "/a",
     "a\\b",
-    "a.b",
+    ".a",
+    "a.",
+    "acme%.a",
+    "%RETRY%.a",
     "a b",
     " a",
     "a\n",
@@ -81,13 +87,14 @@ def test_everything_else_is_refused_in_a_short_text(topic: str) -> None:
 @given(st.text(max_size=20) | st.text(LEGAL_CHARACTERS, min_size=120, max_size=135))
 def test_the_check_and_the_question_agree_with_the_rule(name: str) -> None:
     rule = 1 <= len(name) <= NAME_CHARACTERS_MAX and all(one in LEGAL_CHARACTERS for one in name)
+    rule = rule and name[0] != "." and name[-1] != "." and "%." not in name
     assert is_legal_name(name) is rule
     assert is_refused(name) is not rule
 
 
 @given(st.text(LEGAL_CHARACTERS, min_size=1, max_size=NAME_CHARACTERS_MAX))
-def test_every_text_of_legal_characters_is_legal(name: str) -> None:
-    check_topic(name)
+def test_every_text_of_legal_characters_without_dots_is_legal(name: str) -> None:
+    check_topic(name.replace(".", "_"))
 
 
 def test_names_that_are_too_long_do_not_fill_the_memory() -> None:
@@ -148,7 +155,7 @@ def test_of_thousands_of_names_that_are_alike_only_a_few_are_compared_letter_by_
 # -- namespaces -----------------------------------------------------------------------------------
 
 NAMESPACES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", fullmatch=True)
-LOCAL = st.text(LEGAL_CHARACTERS.replace("%", ""), min_size=1, max_size=63)
+LOCAL = st.from_regex(r"[A-Za-z0-9|_-](?:[A-Za-z0-9|_.-]{0,61}[A-Za-z0-9|_-])?", fullmatch=True)
 PREFIXES = st.sampled_from(["", "%RETRY%", "%DLQ%"])
 
 

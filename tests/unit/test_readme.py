@@ -7,10 +7,22 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+from tests.support.readme import README, ROOT, fenced_blocks, indented_blocks
+
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples" / "README.md"])
 COLUMNS_MAX = 130
+# How many blocks of code a section has, and the test that types or runs all of them.
+RUN_BY = {
+    "## Two commands": (1, "integration/test_make.py"),
+    "### Python": (1, "integration/test_readme_commands.py"),
+    "### Node.js": (2, "integration/test_examples.py"),
+    "### Go": (2, "integration/test_examples.py"),
+    "## The command line": (2, "integration/test_readme_commands.py"),
+    "## Three nodes": (2, "integration/test_readme_commands.py"),
+    "## A cluster": (1, "chaos/test_readme_cluster.py"),
+    "## Spark": (3, "spark/test_tutorial.py"),
+    "## Configuration": (1, "integration/test_readme_commands.py"),
+}
 
 
 def ids(pages: list[Path]) -> list[str]:
@@ -48,6 +60,17 @@ def test_every_target_of_make_that_is_named_exists() -> None:
         # Where it is code: at the start of an indented line, or in back-quotes.
         named = set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", text, re.MULTILINE))
         assert named <= targets, page.name
+
+
+def test_every_block_of_the_readme_is_run_by_a_test() -> None:
+    found = {}
+    for part in re.split(r"^(?=#{2,3} )", README, flags=re.MULTILINE):
+        heading, _, text = part.partition("\n")
+        if count := len(fenced_blocks(text)) + len(indented_blocks(text)):
+            found[heading] = count
+    assert found == {heading: count for heading, (count, _) in RUN_BY.items()}
+    for heading, (_, name) in RUN_BY.items():
+        assert f'"{heading}"' in (ROOT / "tests" / name).read_text(encoding="utf-8"), heading
 
 
 @pytest.mark.parametrize(

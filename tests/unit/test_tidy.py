@@ -172,14 +172,20 @@ def test_no_text_names_a_path_of_one_machine() -> None:
 def test_declared_dependencies_are_the_imported_ones() -> None:
     """Development tools install packages that a user does not have."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    dependencies = [*project["dependencies"], *project["optional-dependencies"]["arrow"]]
-    names = [re.match(r"[A-Za-z0-9-]+", each) for each in dependencies]
+    extras = project["optional-dependencies"]
+    of_the_package = ("arrow", "cli", "console", "otel", "server", "testing")
+    dependencies = [
+        *project["dependencies"],
+        *(one for extra in of_the_package for one in extras[extra]),
+    ]
+    names = [re.match(r"(?!mq\[)[A-Za-z0-9-]+", each) for each in dependencies]
     # Packages that are imported by another name than they are installed by.
     modules = {
         "protobuf": "google",
         "grpcio": "grpc",
         "grpcio-health-checking": "grpc_health",
         "grpcio-reflection": "grpc_reflection",
+        "opentelemetry-api": "opentelemetry",
     }
     declared = {modules.get(name[0], name[0].replace("-", "_")) for name in names if name}
     imported = {

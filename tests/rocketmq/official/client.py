@@ -19,7 +19,7 @@ events are lines on its stdout:
     recall    topic, recall_handle
     simple    group, topic, [tags or sql], await_s; then receive, ack, change, close
     push      group, topic, [tags or sql]; the property `failures` says how often the handler fails
-    load      topic, in_flight, seconds, size (Go only)
+    load      topic, in_flight, seconds, size (Go and Java)
 
 An answer with "error" has failed, and `do` raises it as ClientError.
 """
@@ -57,8 +57,14 @@ class ClientError(Exception):
 
 class Client:
     def __init__(
-        self, command: Sequence[str], address: str, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        address: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
+        """`on_event` gets the events, on the thread that reads them; without it they are kept."""
         # They log below the home directory.
         self._home = tempfile.TemporaryDirectory(prefix="rocketmq-")
         self._errors = Path(self._home.name) / "stderr"
@@ -79,6 +85,7 @@ class Client:
         self._lock = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
         self._events: list[dict[str, Any]] = []
+        self._on_event = on_event or self._events.append
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -116,7 +123,9 @@ class Client:
             except queue.Empty:
                 raise AssertionError(f"no answer in {answer_s} s to {line}\n{self.log()}") from None
             if "error" in found:
-                raise ClientError(found["error"])
+                error = ClientError(found["error"])
+                error.add_note(self.log())
+                raise error
             return found
 
         return wait
@@ -166,7 +175,7 @@ class Client:
                 continue  # of a package that prints
             found = json.loads(line)
             if "event" in found:
-                self._events.append(found)
+                self._on_event(found)
             else:
                 self._answers.pop(found["id"]).put(found)
         for answers in [*self._answers.values()]:

@@ -28,9 +28,17 @@ def stored(admin: Admin) -> int:
     return sum(queue.end for queue in admin.describe_topic("load").queues)
 
 
-@pytest.mark.skipif(bool(programs.missing("go")), reason="go is not installed")
-def test_every_send_succeeds_while_the_leader_is_killed(tmp_path: Path) -> None:
-    command = programs.command("go", CLIENTS / "go")
+@pytest.fixture(params=["go", "java"])
+def command(request: pytest.FixtureRequest) -> list[str]:
+    language: str = request.param
+    if language == "java" and not request.config.getoption("every_client"):
+        pytest.skip("needs --every-client")
+    if absent := programs.missing(language):
+        pytest.skip(f"{absent} is not installed")
+    return programs.command(language, CLIENTS / language)
+
+
+def test_every_send_succeeds_while_the_leader_is_killed(command: list[str], tmp_path: Path) -> None:
     with BrokerSet(tmp_path) as brokers, Admin(brokers.servers) as admin:
         admin.create_topic("load", queues=8)
         endpoints = brokers.servers.replace(",", ";")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Whole seconds: Python's client knows no others.
 SECOND_MS = 1000
+# For a hundred clients to start.
+CROWD_S = 120.0
 # All of it.
 LOG_CHARS = 1 << 20
 
@@ -313,3 +315,78 @@ def secured(folder: Path, files: Files) -> SecuredBroker:
     flags = {"--broker-tls": "required", **files.flags("broker")}
     flags["--auth-secret-key-file"] = str(secret)
     return SecuredBroker(folder, *itertools.chain.from_iterable(flags.items()))
+
+
+def test_a_namespace_has_topics_and_groups_of_its_own(
+    command: list[str],
+    broker: BrokerProcess,
+    admin: Admin,
+    client: Client,
+    language: str,
+    name: str,
+) -> None:
+    """Two namespaces, and none, with the same names of topic and group."""
+    if language == "node":
+        pytest.skip("its packages up to 1.0.8 take a namespace and send none")
+    admin.create_topic(name, queues=1)
+    one, other = f"{language}-a", f"{language}-b"
+    with (
+        Client(command, broker.address, {"ROCKETMQ_NAMESPACE": one}) as first,
+        Client(command, broker.address, {"ROCKETMQ_NAMESPACE": other}) as second,
+    ):
+        consumers = {each: simple(each, name, name) for each in (first, second, client)}
+        for each, body in ((first, "first"), (second, "second"), (client, "none")):
+            each.do("send", topic=name, body=body)
+        for each, body in ((first, "first"), (second, "second"), (client, "none")):
+            (found,) = each.receive_all(consumers[each], 1)
+            assert (found["body"], found["topic"]) == (body, name)
+            each.do("ack", consumer=consumers[each], message_id=found["message_id"])
+        client.do("close", consumer=consumers[client])
+    # Outside of namespaces they have full names.
+    for full in (name, f"{one}%{name}", f"{other}%{name}"):
+        assert sum(queue.end for queue in admin.describe_topic(full).queues) == 1
+
+
+def test_a_hundred_clients_at_once_get_all_of_their_messages(
+    command: list[str], broker: BrokerProcess, admin: Admin, language: str, name: str
+) -> None:
+    """Each with connections, settings, heartbeats and polls of its own: twenty producers, and
+    eighty push consumers, four in a group. Meanwhile the broker answers others.
+    """
+    if language == "python":
+        pytest.skip("a process of Python is busy for a minute to be eighty of its consumers")
+    topics = [f"{name}-{number}" for number in range(20)]
+    for topic in topics:
+        admin.create_topic(topic, queues=4)
+    with Client(command, broker.address) as client:
+        started = [
+            (topic, client.begin("push", topic=topic, group=f"{topic}-group"))
+            for topic in topics
+            for _ in range(4)
+        ]
+        consumers = [(topic, begun(CROWD_S)["consumer"]) for topic, begun in started]
+        bodies = {topic: [f"{topic} {number}" for number in range(20)] for topic in topics}
+        sends = [
+            client.begin("send", topic=topic, body=body)
+            for topic in topics
+            for body in bodies[topic]
+        ]
+        with Producer(broker.address) as producer:
+            for _ in range(10):
+                producer.send(f"{name}-ours", b"ours")
+                assert len(admin.describe_topic(topics[0]).queues) == 4
+        for sent in sends:
+            sent(CROWD_S)
+
+        def heard() -> list[tuple[str, str]]:
+            """Of each call of a handler, the topic of its consumer and the body."""
+            return [
+                (topic, call["message"]["body"])
+                for topic, consumer in consumers
+                for call in client.calls(consumer)
+            ]
+
+        wanted = [(topic, body) for topic in topics for body in bodies[topic]]
+        poll(lambda: len(heard()) >= len(wanted), "all messages", CROWD_S)
+        # Each once, and by a member of its own group.
+        assert sorted(heard()) == sorted(wanted)

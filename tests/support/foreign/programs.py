@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -42,6 +43,14 @@ def installed(package: str, version: str) -> Path:
         _fetch([go, "install", f"{package}@{version}"], place, environment)
 
     return _built(key, build) / package.rpartition("/")[2]
+
+
+def module(name: str, version: str) -> Path:
+    """The files of a module in Go, from the module proxy: programs, and what lies beside them."""
+    go = _tool("go")
+    _PLACE.mkdir(parents=True, exist_ok=True)
+    said = _fetch([go, "mod", "download", "-json", f"{name}@{version}"], _PLACE)
+    return Path(json.loads(said)["Dir"])
 
 
 def missing(language: str) -> str:
@@ -153,9 +162,8 @@ def _built(key: str, build: Callable[[Path], None]) -> Path:
     return place
 
 
-def _fetch(
-    arguments: Sequence[str], place: Path, environment: dict[str, str] | None = None
-) -> None:
+def _fetch(arguments: Sequence[str], place: Path, environment: dict[str, str] | None = None) -> str:
+    """What it says."""
     try:
         done = _completed(arguments, place, environment)
     except subprocess.TimeoutExpired:
@@ -164,6 +172,7 @@ def _fetch(
         lines = done.stdout.strip().splitlines() or ["it says nothing"]
         reason = next((line for line in lines if "error" in line.lower()), lines[-1])
         pytest.skip(f"{arguments[0]} cannot get what it needs: {reason[:200]}")
+    return done.stdout
 
 
 def _run(arguments: Sequence[str], place: Path) -> None:

@@ -5,9 +5,11 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientException;
@@ -237,6 +239,51 @@ final class Client {
     consumer(request).changeInvisibleDuration(taken(request), invisible);
   }
 
+  // Sends for so many seconds, so many at a time: "<caller> <number>", filled up to the size.
+  private void load(JsonObject request, JsonObject answer)
+      throws ClientException, InterruptedException {
+    Producer producer = producer(request);
+    String topic = request.get("topic").getAsString();
+    int size = request.get("size").getAsInt();
+    int[] sent = new int[request.get("in_flight").getAsInt()];
+    List<String> errors = Collections.synchronizedList(new ArrayList<>());
+    AtomicLong slowestMs = new AtomicLong();
+    long begin = System.nanoTime();
+    long end = begin + (long) (request.get("seconds").getAsDouble() * 1e9);
+    List<Thread> callers = new ArrayList<>();
+    for (int n = 0; n < sent.length; n++) {
+      int caller = n;
+      Thread thread =
+          new Thread(
+              () -> {
+                try {
+                  while (System.nanoTime() < end) {
+                    String body = caller + " " + sent[caller] + " ";
+                    body += "x".repeat(Math.max(0, size - body.length()));
+                    long start = System.nanoTime();
+                    byte[] bytes = body.getBytes(StandardCharsets.UTF_8);
+                    producer.send(
+                        PROVIDER.newMessageBuilder().setTopic(topic).setBody(bytes).build());
+                    long tookMs = (System.nanoTime() - start) / 1_000_000;
+                    slowestMs.accumulateAndGet(tookMs, Math::max);
+                    sent[caller]++;
+                  }
+                } catch (ClientException | RuntimeException error) {
+                  errors.add(error.toString());
+                }
+              });
+      callers.add(thread);
+      thread.start();
+    }
+    for (Thread thread : callers) {
+      thread.join();
+    }
+    answer.add("sent", GSON.toJsonTree(sent));
+    answer.add("errors", GSON.toJsonTree(errors));
+    answer.addProperty("slowest_ms", slowestMs.get());
+    answer.addProperty("seconds", (System.nanoTime() - begin) / 1e9);
+  }
+
   private void serve(JsonObject request) {
     JsonObject answer = new JsonObject();
     answer.add("id", request.get("id"));
@@ -250,10 +297,11 @@ final class Client {
         case "receive" -> receive(request, answer);
         case "ack" -> consumer(request).ack(taken(request));
         case "change" -> change(request);
+        case "load" -> load(request, answer);
         case "close" -> consumers.remove(request.get("consumer").getAsInt()).close();
         default -> throw new IllegalArgumentException("unknown: " + request);
       }
-    } catch (ClientException | IOException | RuntimeException error) {
+    } catch (ClientException | IOException | InterruptedException | RuntimeException error) {
       answer.addProperty("error", error.toString());
     }
     write(answer);

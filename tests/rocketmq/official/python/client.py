@@ -34,6 +34,8 @@ CONFIGURATION = ClientConfiguration(
         os.environ.get("ROCKETMQ_ACCESS_KEY", ""), os.environ.get("ROCKETMQ_SECRET_KEY", "")
     ),
     os.environ.get("ROCKETMQ_NAMESPACE", ""),
+    # It asks for a route once: its default of 3 s includes connecting, on a busy machine, too.
+    request_timeout=30,
 )
 STARTS = 3
 RESOLUTIONS = {
