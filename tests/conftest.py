@@ -22,6 +22,9 @@ _OF_THE_SHELL = {"COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"
 for _name in list(os.environ):
     if _name in _OF_THE_SHELL or (_name[:3] == "MQ_" and _name != "MQ_MODEL_EXAMPLES"):
         del os.environ[_name]
+# Nor does a nearly full disk: brokers would delete the oldest messages of a test.
+for _name, _ratio in (("CLEAN_EXPIRED", 0.98), ("CLEAN_OLDEST", 0.99), ("REFUSE_WRITES", 1)):
+    os.environ[f"MQ_RETENTION_{_name}_RATIO"] = str(_ratio)
 # Nor do the profiles of whoever runs them.
 os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir()) / "mq-tests-config")
 
@@ -40,9 +43,9 @@ _TESTS = Path(__file__).parent
 # Longer than in `pyproject.toml`: on a busy machine Java and sets of processes start slowly, many
 # simulations are one test, and the first run on a machine builds clients in other languages.
 _TIMEOUTS_S = {
-    **dict.fromkeys(("cluster", "conformance", "rocketmq", "spark"), 400),
+    **dict.fromkeys(("browser", "cluster", "conformance", "faults", "rocketmq", "spark"), 400),
     "sim": 600,
-    "chaos": 1000,
+    **dict.fromkeys(("chaos", "power_loss"), 1000),
 }
 
 

@@ -19,6 +19,7 @@ import mmap
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -34,6 +35,8 @@ _PROBE_BYTES = 128 << 10
 
 
 class DiskUsage(NamedTuple):
+    """Of the part of a disk that is not reserved for root."""
+
     total_bytes: int
     free_bytes: int
 
@@ -57,6 +60,10 @@ class File(Protocol):
 
     def is_in_memory(self, position: int, length: int) -> bool:
         """Whether a read would most likely not wait for the disk; False if that is unknown."""
+        ...
+
+    def read_ahead(self, position: int, length: int) -> None:
+        """These bytes will be read soon: the page cache should have them by then. Does not wait."""
         ...
 
     def drop_cache(self, position: int, length: int) -> None:
@@ -139,7 +146,6 @@ class Vfs(Protocol):
 class RealFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._map: mmap.mmap | None = None
         # By the file system: whether bytes are in memory.
         self._can_tell = True
         self._view = memoryview(b"")
@@ -180,6 +186,10 @@ class RealFile:
                 return False
         return True
 
+    def read_ahead(self, position: int, length: int) -> None:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_WILLNEED)
+
     def drop_cache(self, position: int, length: int) -> None:
         # Where the file system does not tell what is in memory, it may be in use by others.
         if self._can_tell:
@@ -216,8 +226,7 @@ class RealFile:
             size = os.fstat(self._fd).st_size
             if length > size:
                 raise ValueError(f"view of {length} bytes of a file of {size}")
-            self._map = mmap.mmap(self._fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
-            self._view = memoryview(self._map)
+            self._view = _map(self._fd, size)
         return self._view[:length]
 
     def allocate(self, position: int, length: int) -> None:
@@ -226,7 +235,7 @@ class RealFile:
     def truncate(self, size: int) -> None:
         # A page of a map beyond the end of its file is deadly to touch: never hand the old one out
         # again.
-        self._map, self._view = None, memoryview(b"")
+        self._view = memoryview(b"")
         os.ftruncate(self._fd, size)
 
     def size(self) -> int:
@@ -241,7 +250,7 @@ class RealFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._map, self._view = None, memoryview(b"")
+        self._view = memoryview(b"")
 
 
 class RealVfs:
@@ -305,9 +314,10 @@ class RealVfs:
                 raise OSError(number, os.strerror(number), path)
 
     def disk_usage(self, path: str) -> DiskUsage:
-        # Blocks that only root may use count as used: the broker cannot write to them.
-        stat = os.statvfs(path)
-        return DiskUsage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+        # As `df` has it: blocks that are reserved for root are neither used nor free. Counted as
+        # used, they would make the broker of an empty disk with a large reserve delete messages.
+        _, used_bytes, free_bytes = shutil.disk_usage(path)
+        return DiskUsage(used_bytes + free_bytes, free_bytes)
 
     def open_files_max(self) -> int:
         return min(_OPEN_FILES_MAX, descriptors.hard_limit() // 2)
@@ -341,7 +351,29 @@ def _directory(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-_SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYNCFS = getattr(_LIBC, "syncfs", None)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ctypes.c_int64,
+)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def _map(fd: int, size: int) -> memoryview:
+    """The map ends with the last view of it. Python's own `mmap` takes a descriptor for each map
+    (until 3.13), which a node that has none left cannot give: it could not apply its log.
+    """
+    address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    region = (ctypes.c_char * size).from_address(address)
+    # Not at the exit of the process, when views may still be in use.
+    weakref.finalize(region, _LIBC.munmap, address, size).atexit = False
+    return memoryview(region).cast("B").toreadonly()
 
 
 _SHORTAGES = {
@@ -364,7 +396,7 @@ def shortage(error: OSError) -> str:
     return _SHORTAGES[error.errno or 0]
 
 
-def write_file_atomically(vfs: Vfs, path: str, content: Buffer) -> None:
+def write_file_atomically(vfs: Vfs, path: str, content: Sequence[Buffer]) -> None:
     """After this the file has the new content, durably; after a crash in the middle it has the old
     or the new.
     """
@@ -372,7 +404,7 @@ def write_file_atomically(vfs: Vfs, path: str, content: Buffer) -> None:
     file = vfs.open(temporary, create=True)
     try:
         file.truncate(0)
-        file.pwritev([content], 0)
+        file.pwritev(content, 0)
         file.sync()
     finally:
         file.close()

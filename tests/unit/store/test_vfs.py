@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import tempfile
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +15,6 @@ from hypothesis import given, settings
 from mq.store.vfs import RealVfs, Vfs, write_file_atomically
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.file_steps import STEPS, Step, error_of, perform, read, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Disk(NamedTuple):
@@ -247,6 +246,18 @@ def test_sizes_and_existence(disk: Disk) -> None:
     assert 0 <= usage.used_ratio < 1
 
 
+def test_the_reserve_of_root_is_neither_used_nor_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = list(os.statvfs(tmp_path))
+    # Blocks of 4 KiB: 1000 in all, 950 are free, and 700 of these not for root alone.
+    fields[0:5] = 4096, 4096, 1000, 950, 700
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+    usage = RealVfs().disk_usage(str(tmp_path))
+    assert usage == (750 * 4096, 700 * 4096)
+    assert usage.used_ratio == pytest.approx(50 / 750)
+
+
 def test_syncs_need_a_directory(disk: Disk) -> None:
     vfs, root = disk
     write(vfs, f"{root}/a", b"abc", sync=True)
@@ -275,7 +286,7 @@ def test_a_lock_excludes_a_second_one_until_it_is_closed(disk: Disk) -> None:
 def test_write_file_atomically_replaces_the_content(disk: Disk) -> None:
     vfs, root = disk
     for content in (b"a long first content", b"short", b""):
-        write_file_atomically(vfs, f"{root}/a", content)
+        write_file_atomically(vfs, f"{root}/a", [content])
         assert read(vfs, f"{root}/a") == content
         assert vfs.list_dir(root) == ["a"]
 
@@ -287,3 +298,28 @@ def test_the_faulty_disk_shows_what_the_real_one_shows(steps: list[Step]) -> Non
     vfs.make_dirs("/data")
     with tempfile.TemporaryDirectory() as root:
         assert perform(vfs, "/data", steps) == perform(RealVfs(), root, steps)
+
+
+def test_a_view_takes_no_descriptor_and_outlives_its_file(tmp_path: Path) -> None:
+    file = RealVfs().open(f"{tmp_path}/a", create=True)
+    file.pwritev([b"0123456789"], 0)
+    before = os.listdir("/proc/self/fd")
+    part = file.view(10)[2:5]
+    assert os.listdir("/proc/self/fd") == before
+    assert part.readonly
+    file.close()
+    assert bytes(part) == b"234"
+
+
+def test_a_map_ends_with_its_last_view(tmp_path: Path) -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{tmp_path}/a")
+
+    file = RealVfs().open(f"{tmp_path}/a", create=True)
+    file.pwritev([b"0123456789"], 0)
+    part = file.view(10)[2:5]
+    file.close()
+    assert maps() == 1
+    del part
+    gc.collect()
+    assert maps() == 0
