@@ -306,8 +306,7 @@ class Accumulator:
             topic.delayed.waiting.append(batch)
         else:
             batch = self._open(topic, chosen, timeout_s, delay)
-            queue.waiting.append(batch)
-            queue.open = None
+            queue.close()
         return batch
 
     def topic(self, topic_name: str) -> TopicQueues | None:
@@ -340,8 +339,7 @@ class Accumulator:
     def _open(self, topic: TopicQueues, chosen: Chosen, timeout_s: float, delay: bytes) -> Batch:
         """Closes the open batch of the buffer, and opens another one."""
         queue = chosen[0]
-        if queue.open is not None:
-            queue.waiting.append(queue.open)
+        queue.close()
         batch = queue.open = self._begin(topic, chosen, timeout_s, delay)
         if queue.queue_id >= 0:
             topic.pinned[queue] = None
@@ -555,14 +553,22 @@ class Accumulator:
             batch.is_in_flight = False
             self._retrying.append(batch)
 
-    def release(self, batch: Batch, *, is_stored: bool) -> None:
-        """Frees the queue and the memory of a finished batch."""
+    def release(self, batch: Batch, *, is_stored: bool) -> dict[Batch, list[Batch]]:
+        """Frees the queue and the memory of a finished batch. Returns the batches that were
+        dissolved because their keys move to other queues now, with their replacements.
+        """
         with self._lock:
             self._remove(batch, is_stored=is_stored)
             self._bytes -= batch.size_bytes
             callbacks, self._room_callbacks = self._room_callbacks, []
+            dissolved = {}
+            topic = self._topics[batch.topic]
+            if topic.leaving and batch.kind is BatchKind.KEY:
+                queue = topic.queue(batch.broker_set, batch.queue_id)
+                dissolved = self._dissolve(topic, topic.finished(queue, batch))
         for callback in callbacks:
             callback()
+        return dissolved
 
     def renumber(self, batch: Batch) -> bool:
         """After the set refused the producer id of the batch: returns whether it has another."""
@@ -582,15 +588,25 @@ class Accumulator:
             batch.in_doubt = False
             topic = self._topics[batch.topic]
             queue = topic.queue(batch.broker_set, batch.queue_id)
-            self._remove(batch)
-            behind = []
-            if queue not in topic.writable:
-                of_queue = (queue.in_flight, *queue.waiting, queue.open)
-                behind = [one for one in of_queue if one and one.kind is BatchKind.KEY]
-                for one in behind:
-                    self._remove(one)
-            self._active[topic] = None
-            return {one: self._redistribute(topic, one) for one in (*reversed(behind), batch)}
+            behind: list[Batch] = []
+            # Nothing before a batch that occupies its queue is unanswered: all keys may move.
+            if batch.kind is not BatchKind.DELAYED:
+                if queue in topic.leaving:
+                    behind = topic.let_go(queue)
+                elif queue not in topic.writable:
+                    behind = queue.keyed()
+            return self._dissolve(topic, [batch, *(one for one in behind if one is not batch)])
+
+    def _dissolve(self, topic: TopicQueues, batches: Sequence[Batch]) -> dict[Batch, list[Batch]]:
+        """The messages of these batches, in this order, go where their keys lead now, before those
+        that wait there.
+        """
+        if not batches:
+            return {}
+        for one in batches:
+            self._remove(one)
+        self._active[topic] = None
+        return {one: self._redistribute(topic, one) for one in reversed(batches)}
 
     def _can_move(self, batch: Batch, healthy: Collection[str]) -> bool:
         sets = self._topics[batch.topic].by_priority[batch.priority].sets

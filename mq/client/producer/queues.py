@@ -3,8 +3,10 @@
 A queue has one batch in flight at a time, which keeps the queue while it is retried, so that the
 messages of a producer stand in a queue in the order in which they were sent. Meanwhile the next
 batch grows. A topic has queues in one or more broker sets; ordering keys choose among all of them,
-in an order that is the same for all clients. Sequences of batches start at 1 in each set, and the
-sequence of a batch that was certainly not stored is used again. No locks: the accumulator owns one.
+in an order that is the same for all clients. When the queues of a topic change, a key moves to its
+new queue once all of its messages in the old one are answered. Sequences of batches start at 1 in
+each set, and the sequence of a batch that was certainly not stored is used again. No locks: the
+accumulator owns one.
 
 A batch has one outcome for all of its messages. The result of a message is made when it is read; a
 future for threads is an index into the outcome of its batch, and costs a lock, lists and callbacks
@@ -363,9 +365,8 @@ class QueueBuffer:
         return bool(self.waiting) or (self.open is not None and self.open.ready_s <= now_s)
 
     def pop(self) -> Batch:
-        if not self.waiting and self.open is not None:
-            self.waiting.append(self.open)
-            self.open = None
+        if not self.waiting:
+            self.close()
         return self.waiting.popleft()
 
     def remove(self, batch: Batch) -> None:
@@ -375,6 +376,17 @@ class QueueBuffer:
             self.open = None
         elif batch in self.waiting:
             self.waiting.remove(batch)
+
+    def close(self) -> None:
+        """The next message opens another batch."""
+        if self.open is not None:
+            self.waiting.append(self.open)
+            self.open = None
+
+    def keyed(self) -> list[Batch]:
+        """The batches with ordering keys that are not finished, oldest first."""
+        batches = (self.in_flight, *self.waiting, self.open)
+        return [batch for batch in batches if batch and batch.kind is BatchKind.KEY]
 
 
 @dataclass(slots=True, eq=False)
@@ -469,6 +481,12 @@ class TopicQueues:
     by_priority: list[WritableQueues] = field(init=False)
     # That of the lowest priority; kept here because every message reads it.
     shared: QueueBuffer = field(init=False)
+    # Since a change of the queues: the queue of each key, by priority and hash, that has unfinished
+    # messages elsewhere than in its new queue, ...
+    key_places: dict[tuple[int, int], QueueBuffer] = field(default_factory=dict)
+    # ... and the batches that such a queue had then. Its keys move when all of them are finished;
+    # messages that are added meanwhile wait there, in other batches.
+    leaving: dict[QueueBuffer, set[Batch]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.by_priority = [WritableQueues(self.turn)]
@@ -498,6 +516,46 @@ class TopicQueues:
             candidates.set_queues(
                 [queue for queue in self.writable if queue.queue_id % count == at % count]
             )
+        self._keep_keys()
+
+    def _keep_keys(self) -> None:
+        """After a change of the queues: keys with unfinished messages stay where these are."""
+        self.key_places, self.leaving = {}, {}
+        for queue in self.queues.values():
+            batches = queue.keyed()
+            keys = {
+                (batch.priority, message[3]): None
+                for batch in batches
+                for message in batch.encoded_messages()
+                if message[3] is not None
+            }
+            moving = [key for key in keys if self._new_queue_for_key(*key) is not queue]
+            if moving:
+                self.key_places.update(dict.fromkeys(moving, queue))
+                self.leaving[queue] = set(batches)
+                queue.close()
+
+    def _new_queue_for_key(self, priority: int, ordering_hash: int) -> QueueBuffer | None:
+        """None: the topic was created anew with fewer priorities, or has no such queue."""
+        queues = self.by_priority[priority].queues if priority < max(1, self.priorities) else ()
+        return queues[ordering_hash % len(queues)] if queues else None
+
+    def finished(self, queue: QueueBuffer, batch: Batch) -> list[Batch]:
+        """Returns the batches whose keys move now: those that came to the queue after its last
+        change. The caller distributes them.
+        """
+        left = self.leaving.get(queue)
+        if left is None:
+            return []
+        left.discard(batch)
+        return [] if left else self.let_go(queue)
+
+    def let_go(self, queue: QueueBuffer) -> list[Batch]:
+        """From now on keys lead where the new queues want them. As `finished`."""
+        del self.leaving[queue]
+        places = self.key_places.items()
+        self.key_places = {key: place for key, place in places if place is not queue}
+        return queue.keyed()
 
     def queue(self, broker_set: str, queue_id: int) -> QueueBuffer:
         queue = self.queues.get((broker_set, queue_id))
@@ -528,6 +586,10 @@ class TopicQueues:
     def queue_for_key(self, ordering_hash: int, priority: int) -> QueueBuffer:
         """The queue of a key. Raises IllegalRequest for an unknown priority."""
         queues = self.of_priority(priority).queues
+        if self.key_places:
+            place = self.key_places.get((priority, ordering_hash))
+            if place is not None:
+                return place
         return queues[ordering_hash % len(queues)]
 
     def of_priority(self, priority: int) -> WritableQueues:

@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
@@ -586,11 +586,23 @@ class Sender:
 
     def _finish(self, batch: Batch, *, is_stored: bool) -> None:
         batch.is_done = True
-        self.accumulator.release(batch, is_stored=is_stored)
+        dissolved = self.accumulator.release(batch, is_stored=is_stored)
+        if dissolved:
+            self._replace(dissolved)
         for unfinished, done in self._flushes:
             unfinished.discard(batch)
             if not unfinished and not done.done():
                 done.set_result(None)
+
+    def _replace(self, dissolved: Mapping[Batch, Iterable[Batch]]) -> None:
+        """The messages of batches are in other ones."""
+        for gone, instead in dissolved.items():
+            gone.is_done = True
+            for unfinished, _ in self._flushes:
+                if gone in unfinished:
+                    unfinished.update(instead)
+                    unfinished.discard(gone)
+        self.wake()
 
     # Time
 
@@ -667,13 +679,7 @@ class Sender:
             return
         if batch.is_done:
             return
-        for gone, instead in self.accumulator.split(batch).items():
-            gone.is_done = True
-            for unfinished, _ in self._flushes:
-                if gone in unfinished:
-                    unfinished.update(instead)
-                    unfinished.discard(gone)
-        self.wake()
+        self._replace(self.accumulator.split(batch))
 
     async def _refresh_routes(self) -> None:
         with contextlib.suppress(MqError):
