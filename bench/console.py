@@ -2,10 +2,11 @@
 disks of a majority, while no tab is open and while many are.
 
 A tab follows a topic that moves, and asks for its page and plot every five seconds, as browsers do.
-The tabs are HTTP connections, not browsers. All share the processors of one machine, which a real
-cluster does not: console and tabs are nice, so that it is the cost for brokers that is measured.
+The tabs are HTTP connections, not browsers. Brokers and sender have one processor, console and tabs
+another, as if they were on machines of their own: it is the cost for brokers that is measured.
+`--shared` lets all of them have all processors; console and tabs are nice then.
 Rounds alternate; the spread of the rounds without a tab is the noise. The last line is one JSON
-object, latencies in milliseconds.
+object: latencies in milliseconds, and the brokers' CPU in seconds a second.
 """
 
 from __future__ import annotations
@@ -45,16 +46,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of one round")
     parser.add_argument("--tabs", type=int, default=20)
     parser.add_argument("--rate", type=float, default=100.0, help="messages a second")
+    parser.add_argument("--shared", action="store_true", help="processors are shared by all")
     parser.add_argument("--open", metavar="URL", help="be the tabs, of the console there")
     arguments = parser.parse_args()
     if arguments.open:
         asyncio.run(open_tabs(arguments.open, arguments.tabs))
         return
-    found: dict[str, list[tuple[float, float]]] = {"alone": [], "tabs": []}
+    found: dict[str, list[tuple[float, ...]]] = {"alone": [], "tabs": []}
+    ours, theirs = _processors(is_shared=arguments.shared)
+    # Of this thread, and of all processes and threads that it starts.
+    os.sched_setaffinity(0, ours)
     with (
         tempfile.TemporaryDirectory() as directory,
         BrokerSet(Path(directory) / "set", 3, "sync") as brokers,
-        ConsoleProcess(brokers.address) as console,
+        _console(brokers.address, theirs) as console,
         Producer(brokers.address) as producer,
     ):
         with Admin(brokers.address) as admin:
@@ -63,20 +68,41 @@ def main() -> None:
         measure(producer, 3.0, arguments.rate)
         for number in range(2 * arguments.rounds):
             kind = ("alone", "tabs")[number % 2]
-            with tabs(console.url, arguments.tabs if kind == "tabs" else 0):
+            with tabs(console.url, arguments.tabs if kind == "tabs" else 0, theirs):
+                before_s = brokers.cpu_s()
                 p50, p99 = measure(producer, arguments.seconds, arguments.rate)
-            found[kind].append((p50, p99))
-            progress.print(f"{kind:6} p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+                cpu = (brokers.cpu_s() - before_s) / arguments.seconds
+            found[kind].append((p50, p99, cpu))
+            progress.print(f"{kind:6} p50 {p50:.2f} ms, p99 {p99:.2f} ms, CPU of brokers {cpu:.0%}")
     print(json.dumps(_figures(found)))
 
 
-def _figures(found: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+def _processors(*, is_shared: bool) -> tuple[set[int], set[int]]:
+    """Those of brokers and sender, and those of console and tabs."""
+    usable = os.sched_getaffinity(0)
+    if is_shared or len(usable) < 2:
+        return usable, usable
+    first, *others = sorted(usable)
+    return {first}, set(others)
+
+
+@contextmanager
+def _console(servers: str, processors: set[int]) -> Iterator[ConsoleProcess]:
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    with ConsoleProcess(servers) as console:
+        os.sched_setaffinity(0, ours)
+        yield console
+
+
+def _figures(found: dict[str, list[tuple[float, ...]]]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for kind, rounds in found.items():
-        for name, values in zip(("p50", "p99"), zip(*rounds, strict=True), strict=True):
-            figures[f"{kind}_{name}_ms"] = round(statistics.median(values), 2)
-            figures[f"{kind}_{name}_ms_min"] = round(min(values), 2)
-            figures[f"{kind}_{name}_ms_max"] = round(max(values), 2)
+        columns = zip(("p50_ms", "p99_ms", "cpu"), zip(*rounds, strict=True), strict=True)
+        for name, values in columns:
+            figures[f"{kind}_{name}"] = round(statistics.median(values), 2)
+            figures[f"{kind}_{name}_min"] = round(min(values), 2)
+            figures[f"{kind}_{name}_max"] = round(max(values), 2)
     return figures
 
 
@@ -95,12 +121,13 @@ def measure(producer: Producer, seconds: float, rate: float) -> tuple[float, flo
 
 
 @contextmanager
-def tabs(url: str, count: int) -> Iterator[None]:
+def tabs(url: str, count: int, processors: set[int]) -> Iterator[None]:
     """So many, in a process of their own: it would hold up the sends of this one."""
     command = [sys.executable, "-m", "bench.console", "--open", url, "--tabs", str(count)]
     process = subprocess.Popen(command) if count else None
     if process is not None:
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+        os.sched_setaffinity(process.pid, processors)
     try:
         yield
     finally:

@@ -47,6 +47,9 @@ _REQUESTS_MAX = 256
 _WRITE_BYTES = 256 << 10
 
 _NOWHERE = StoredAt(0, -1, -1, 0)
+# Setting all fields of an answer again is faster than making another one.
+_HALF_STORED = pb.TransactResponse(half=pb.HalfStored())
+_ENDED = pb.TransactResponse(ended=pb.EndTransactionResponse())
 
 # Of a half or an end: where its messages are stored; None: it was rolled back.
 _Place: TypeAlias = StoredAt | None
@@ -68,7 +71,9 @@ class TransactionService:
         place = await ended
         if isinstance(place, Exception):
             raise place
-        return _ended(place)
+        response = pb.EndTransactionResponse()
+        _set_place(response, place)
+        return response
 
     async def transact(self, context: Context) -> None:
         caller = LIVE.get().principal
@@ -172,13 +177,14 @@ class _Calls:
             slot.on_outcome = functools.partial(_half_done, slot, pending)
         self._timeouts.add(pending, functools.partial(self._broker.publisher.timed_out, slot))
 
-    def half_stored(self, stored: StoredAt, throttle_ms: int) -> pb.HalfStored:
-        return pb.HalfStored(
-            transaction_id=names.message_id(self._broker_set, stored.log_offset),
-            stored_at_ms=stored.stored_at_ms,
-            is_duplicate=stored.is_duplicate,
-            throttle_ms=throttle_ms,
-        )
+    def half_stored(self, request_id: int, stored: StoredAt, throttle_ms: int) -> bytes:
+        answer, half = _HALF_STORED, _HALF_STORED.half
+        answer.request_id = request_id
+        half.transaction_id = names.message_id(self._broker_set, stored.log_offset)
+        half.stored_at_ms = stored.stored_at_ms
+        half.is_duplicate = stored.is_duplicate
+        half.throttle_ms = throttle_ms
+        return answer.SerializeToString()
 
     def question(self, question: Question) -> bytes:
         one, batch = question
@@ -389,15 +395,15 @@ class _Stream:
         if isinstance(stored, Exception):
             self._fail(request_id, stored)
             return
-        half = self._calls.half_stored(stored, throttle_ms)
-        self._answer(pb.TransactResponse(request_id=request_id, half=half).SerializeToString())
+        self._answer(self._calls.half_stored(request_id, stored, throttle_ms))
 
     def _end_told(self, request_id: int, place: _Place | Exception) -> None:
         if isinstance(place, Exception):
             self._fail(request_id, place)
             return
-        ended = _ended(place)
-        self._answer(pb.TransactResponse(request_id=request_id, ended=ended).SerializeToString())
+        _ENDED.request_id = request_id
+        _set_place(_ENDED.ended, place)
+        self._answer(_ENDED.SerializeToString())
 
     def _checked(self, _: object) -> None:
         """Has no answer. The question is asked again when it is due, if this failed."""
@@ -414,14 +420,12 @@ def parse_transaction_id(text: str, broker_set: str) -> int:
     return transaction_id
 
 
-def _ended(place: _Place) -> pb.EndTransactionResponse:
+def _set_place(ended: pb.EndTransactionResponse, place: _Place) -> None:
     stored = place or _NOWHERE
-    return pb.EndTransactionResponse(
-        queue_id=stored.queue_id,
-        queue_offset=stored.queue_offset,
-        log_offset=stored.log_offset,
-        stored_at_ms=stored.stored_at_ms,
-    )
+    ended.queue_id = stored.queue_id
+    ended.queue_offset = stored.queue_offset
+    ended.log_offset = stored.log_offset
+    ended.stored_at_ms = stored.stored_at_ms
 
 
 def _fulfil(ended: asyncio.Future[_Place | Exception], place: _Place | Exception) -> None:

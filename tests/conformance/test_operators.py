@@ -282,7 +282,7 @@ CONFIG = [
     ("retention.hours", "0"),
     ("retention.hours", "often"),
     ("retention.hours", ""),
-    ("retention.clean_oldest_ratio", "0.99"),  # above the next one
+    ("retention.clean_oldest_ratio", "0.5"),  # below the one before
     ("log.level", "loud"),
     ("broker.port", "1"),  # not while it runs
     ("no.such", "1"),
