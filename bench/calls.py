@@ -220,6 +220,9 @@ class Bench:
         self._figures[f"{key}_cpu_us"] = _median(mine, "cpu_us")
         self._figures[f"{key}_p99_ms"] = _median(mine, "p99_ms")
         self._figures[name] = rate / other_rate
+        if ours is not theirs:
+            # The other one's CPU for the same call: a rate also says how many cores a broker uses.
+            self._figures[f"{name}_by_cpu"] = _median(other, "cpu_us") / _median(mine, "cpu_us")
 
     def _run(self, mode: str, broker: BrokerSet, **flags: int) -> Figures:
         command = [str(self._load), "-mode", mode, "-address", broker.address]

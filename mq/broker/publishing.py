@@ -361,10 +361,12 @@ class Publisher:
         self._wake()
 
     def _tell(self, slot: Slot, outcome: StoredAt | MqError) -> None:
-        if slot.on_outcome is None:
+        # It may hold the slot: such a circle would wait for the cycle collector, with its batch.
+        tell, slot.on_outcome = slot.on_outcome, None
+        if tell is None:
             return
         try:
-            slot.on_outcome(outcome)
+            tell(outcome)
         except Exception:
             # One mistake must not leave the other batches without an outcome.
             log.exception("a sender failed on its outcome")

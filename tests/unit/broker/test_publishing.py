@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -241,6 +244,28 @@ async def test_a_sender_that_fails_on_its_outcome_keeps_it_from_no_other() -> No
     publisher.submit(batch("t", b"x"), on_outcome=told.append)
     await turns()
     assert told == [stored, node.consensus.failure]
+
+
+@on_loop
+async def test_a_slot_is_freed_with_its_outcome_and_not_by_the_cycle_collector() -> None:
+    """Tens of thousands a second would keep it busy, and the loop for tens of milliseconds."""
+    node = Node()
+    await node.topic("t")
+    told: list[object] = []
+    slot = node.broker.publisher.submit(batch("t", b"1"))
+    slot.on_outcome = functools.partial(lambda _, stored: told.append(stored), slot)
+    outcome = slot.outcome
+    gc.collect()
+    gc.disable()
+    try:
+        freed = weakref.ref(slot.on_outcome)
+        del slot
+        await soon(outcome)
+        await turns()
+        assert len(told) == 1
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @on_loop
