@@ -18,10 +18,11 @@ from mq.cli.options import (
     PlaceInTime,
     confirm,
     with_brokers,
+    with_count,
     with_set,
     with_yes,
 )
-from mq.cli.tables import Column, counted, nonzero, print_pages, print_table, stored_at
+from mq.cli.tables import Column, counted, cut_note, nonzero, print_pages, print_table, stored_at
 from mq.cli.watch import with_watch
 from mq.errors import GroupNotEmpty, GroupNotFound
 from mq.names import similar_names
@@ -51,23 +52,25 @@ def group() -> None:
 
 
 @group.command("list")
+@with_count
 @with_watch
 @with_brokers()
-def list_groups(brokers: Brokers) -> None:
+def list_groups(brokers: Brokers, count: int | None) -> None:
     """List all groups with members or offsets."""
     with brokers.admin() as admin:
         groups = admin.list_groups()
     brokers.note_missing(groups)
     if brokers.as_json:
-        output.write_json([output.plain(each) for each in groups])
+        output.write_json([output.plain(each) for each in groups[:count]])
         return
     out = output.console()
     if not groups:
         click.echo("No groups yet. A consumer forms one: mq consume TOPIC --group NAME")
         return
-    print_pages(out, groups, _group_columns)
+    print_pages(out, groups[:count], _group_columns)
     lag = sum(each.lag for each in groups)
-    click.echo(f"{counted(len(groups), 'group')}, {counted(lag, 'message')} behind in all")
+    total = f"{counted(len(groups), 'group')}, {counted(lag, 'message')} behind in all"
+    click.echo(f"{total}{cut_note(len(groups), count)}")
 
 
 @group.command()

@@ -14,8 +14,8 @@ import click
 from mq.access import keys
 from mq.cli import output
 from mq.cli.access import day, in_sets, read_access
-from mq.cli.options import Brokers, Duration, confirm, with_brokers, with_set, with_yes
-from mq.cli.tables import Column, counted, print_pages
+from mq.cli.options import Brokers, Duration, confirm, with_brokers, with_count, with_set, with_yes
+from mq.cli.tables import Column, counted, cut_note, print_pages
 from mq.errors import IllegalRequest
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ def create_access_key(brokers: Brokers, name: str) -> None:
 
 @key.command("list", short_help="List keys, sessions and passwords.")
 @click.argument("name", metavar="[USER]", required=False)
+@with_count
 @with_set("As this broker set has them.")
 @with_brokers()
-def list_keys(brokers: Brokers, name: str | None, broker_set: str) -> None:
+def list_keys(brokers: Brokers, name: str | None, broker_set: str, count: int | None) -> None:
     """List the keys, sessions and passwords of a user, or of all."""
     with brokers.admin() as admin:
         view = read_access(brokers, admin, broker_set)
@@ -135,12 +136,12 @@ def list_keys(brokers: Brokers, name: str | None, broker_set: str) -> None:
     found = [one for one in view.state.credentials if name in (None, one.user)]
     found.sort(key=lambda one: (one.user, one.created_at_ms))
     if brokers.as_json:
-        output.write_json([credential_document(one) for one in found])
+        output.write_json([credential_document(one) for one in found[:count]])
     elif not found:
         click.echo(f"No keys. Create one: mq key create {name or 'USER'}")
     else:
-        print_pages(output.console(), found, lambda page: key_columns(page, has_users=True))
-        click.echo(counted(len(found), "credential"))
+        print_pages(output.console(), found[:count], lambda page: key_columns(page, has_users=True))
+        click.echo(counted(len(found), "credential") + cut_note(len(found), count))
 
 
 @key.command(short_help="Revoke a key, for good.")

@@ -8,9 +8,9 @@ import click
 
 from mq.cli import output
 from mq.cli.access import day, in_sets, read_access
-from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
+from mq.cli.options import Brokers, confirm, with_brokers, with_count, with_set, with_yes
 from mq.cli.quotas import limits_text
-from mq.cli.tables import Column, counted, print_pages
+from mq.cli.tables import Column, counted, cut_note, print_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,20 +45,23 @@ def create(brokers: Brokers, name: str) -> None:
 
 
 @namespace.command("list")
+@with_count
 @with_set("As this broker set has them.")
 @with_brokers()
-def list_namespaces(brokers: Brokers, broker_set: str) -> None:
+def list_namespaces(brokers: Brokers, broker_set: str, count: int | None) -> None:
     """List the namespaces, and the users in them."""
     with brokers.admin() as admin:
         view = read_access(brokers, admin, broker_set)
     found = view.state.namespaces
     if brokers.as_json:
-        output.write_json([output.plain(one) | {"users": _users(view, one)} for one in found])
+        output.write_json(
+            [output.plain(one) | {"users": _users(view, one)} for one in found[:count]]
+        )
     elif not found:
         click.echo("No namespaces: all names stand as they are. mq namespace create NAME")
     else:
-        print_pages(output.console(), found, lambda page: _columns(view, page))
-        click.echo(counted(len(found), "namespace"))
+        print_pages(output.console(), found[:count], lambda page: _columns(view, page))
+        click.echo(counted(len(found), "namespace") + cut_note(len(found), count))
 
 
 @namespace.command()

@@ -280,4 +280,9 @@ def with_set(text: str, *, required: bool = False) -> Callable[[Command], Comman
     return click.option("--set", "broker_set", metavar="SET", help=text, **default)
 
 
+# Of a list that is read as a whole; the command gets None when it was not given.
+with_count = click.option(
+    "--count", metavar="N", type=click.IntRange(1), help="Show so many at most, the first ones."
+)
+
 with_yes = click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")

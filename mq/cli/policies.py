@@ -9,8 +9,8 @@ import click
 from mq.access.policies import Action, Kind, Resource, topic_resource
 from mq.cli import output
 from mq.cli.access import in_sets, read_access
-from mq.cli.options import Brokers, with_brokers, with_set
-from mq.cli.tables import Column, counted, print_pages
+from mq.cli.options import Brokers, with_brokers, with_count, with_set
+from mq.cli.tables import Column, counted, cut_note, print_pages
 from mq.names import namespace_of
 
 if TYPE_CHECKING:
@@ -74,9 +74,12 @@ def remove(brokers: Brokers, user: str | None, role: str | None, words: Sequence
 
 @policy.command("list", short_help="List policies.")
 @_with_subject
+@with_count
 @with_set("As this broker set has them.")
 @with_brokers()
-def list_policies(brokers: Brokers, user: str | None, role: str | None, broker_set: str) -> None:
+def list_policies(
+    brokers: Brokers, user: str | None, role: str | None, broker_set: str, count: int | None
+) -> None:
     """List all policies, or those of a user (with its roles) or a role."""
     with brokers.admin() as admin:
         view = read_access(brokers, admin, broker_set)
@@ -86,13 +89,13 @@ def list_policies(brokers: Brokers, user: str | None, role: str | None, broker_s
     if role is not None:
         found = [one for one in found if one.subject == f"role:{role}"]
     if brokers.as_json:
-        output.write_json([output.plain(one) for one in found])
+        output.write_json([output.plain(one) for one in found[:count]])
     elif not found:
         whose = f" for {user or role}" if user or role else ""
         click.echo(f"No policies{whose}: what no line allows is denied. mq policy add --help")
     else:
-        print_pages(output.console(), found, policy_columns)
-        click.echo(counted(len(found), "policy", "policies"))
+        print_pages(output.console(), found[:count], policy_columns)
+        click.echo(counted(len(found), "policy", "policies") + cut_note(len(found), count))
 
 
 @policy.command(short_help="Say what would be decided, and by which line.")

@@ -12,8 +12,8 @@ import click
 
 from mq.cli import output
 from mq.cli.access import in_sets, read_access
-from mq.cli.options import Brokers, with_brokers, with_set
-from mq.cli.tables import Column, counted, print_pages, size
+from mq.cli.options import Brokers, with_brokers, with_count, with_set
+from mq.cli.tables import Column, counted, cut_note, print_pages, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -187,20 +187,21 @@ def set_quota(brokers: Brokers, subject: str, **amounts: int | None) -> None:
 
 
 @quota.command("list")
+@with_count
 @with_set("As this broker set has them.")
 @with_brokers()
-def list_quotas(brokers: Brokers, broker_set: str) -> None:
+def list_quotas(brokers: Brokers, broker_set: str, count: int | None) -> None:
     """List all quotas."""
     with brokers.admin() as admin:
         view = read_access(brokers, admin, broker_set)
     found = view.state.quotas
     if brokers.as_json:
-        output.write_json([quota_document(one) for one in found])
+        output.write_json([quota_document(one) for one in found[:count]])
     elif not found:
         click.echo("No quotas: nothing is limited. mq quota set --help")
     else:
-        print_pages(output.console(), found, _columns)
-        click.echo(counted(len(found), "quota"))
+        print_pages(output.console(), found[:count], _columns)
+        click.echo(counted(len(found), "quota") + cut_note(len(found), count))
 
 
 @quota.command()

@@ -150,3 +150,9 @@ def size(size_bytes: int) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """With its noun: "1 queue", "2,000 queues"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def cut_note(number: int, count_max: int | None) -> str:
+    """For the line below a list of which `--count` has shown the beginning."""
+    is_cut = count_max is not None and count_max < number
+    return f"; the first {count_max:,} are shown" if is_cut else ""

@@ -12,8 +12,8 @@ import click
 
 from mq.cli import output
 from mq.cli.completion import complete_topic
-from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
-from mq.cli.tables import Column, counted, print_pages, size, stored_at
+from mq.cli.options import Brokers, confirm, with_brokers, with_count, with_set, with_yes
+from mq.cli.tables import Column, counted, cut_note, print_pages, size, stored_at
 from mq.cli.watch import with_watch
 
 if TYPE_CHECKING:
@@ -34,24 +34,26 @@ def topic() -> None:
 
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Also those that the broker uses itself.")
+@with_count
 @with_watch
 @with_brokers()
-def list_topics(brokers: Brokers, *, internal: bool) -> None:
+def list_topics(brokers: Brokers, *, internal: bool, count: int | None) -> None:
     """List all topics."""
     with brokers.admin() as admin:
         topics = admin.list_topics(include_internal=internal)
         has_sets = _has_sets(admin)
     brokers.note_missing(topics)
     if brokers.as_json:
-        output.write_json([_document(each) for each in topics])
+        output.write_json([_document(each) for each in topics[:count]])
         return
     out = output.console()
     if not topics:
         click.echo("No topics yet. A first message creates one: mq produce greetings hello")
         return
-    print_pages(out, topics, lambda page: _topic_columns(page, has_sets=has_sets))
+    print_pages(out, topics[:count], lambda page: _topic_columns(page, has_sets=has_sets))
     messages = sum(each.messages for each in topics)
-    click.echo(f"{counted(len(topics), 'topic')}, {counted(messages, 'message')}")
+    total = f"{counted(len(topics), 'topic')}, {counted(messages, 'message')}"
+    click.echo(f"{total}{cut_note(len(topics), count)}")
 
 
 @topic.command()

@@ -19,10 +19,10 @@ from mq.cli.access import (
     with_password_file,
 )
 from mq.cli.keys import credential_document, credential_type, key_columns
-from mq.cli.options import Brokers, confirm, with_brokers, with_set, with_yes
+from mq.cli.options import Brokers, confirm, with_brokers, with_count, with_set, with_yes
 from mq.cli.policies import policy_columns
 from mq.cli.quotas import limits_text, quota_document
-from mq.cli.tables import Column, counted, print_pages
+from mq.cli.tables import Column, counted, cut_note, print_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,21 +56,22 @@ def user() -> None:
 
 @user.command("list")
 @click.option("--role", metavar="ROLE", help="Only those with this role.")
+@with_count
 @with_set("As this broker set has them.")
 @with_brokers()
-def list_users(brokers: Brokers, role: str | None, broker_set: str) -> None:
+def list_users(brokers: Brokers, role: str | None, broker_set: str, count: int | None) -> None:
     """List the users."""
     with brokers.admin() as admin:
         view = read_access(brokers, admin, broker_set)
     found = [one for one in view.state.users if role is None or role in one.roles]
     if brokers.as_json:
-        output.write_json([_document(view, one) for one in found])
+        output.write_json([_document(view, one) for one in found[:count]])
     elif not found:
         with_role = f" with role {role}" if role else " yet. Create one: mq user create NAME"
         click.echo(f"No users{with_role}")
     else:
-        print_pages(output.console(), found, lambda page: _columns(view, page))
-        click.echo(counted(len(found), "user"))
+        print_pages(output.console(), found[:count], lambda page: _columns(view, page))
+        click.echo(counted(len(found), "user") + cut_note(len(found), count))
 
 
 @user.command()
@@ -314,8 +315,9 @@ def role() -> None:
 
 
 @role.command("list")
+@with_count
 @with_brokers()
-def list_roles(brokers: Brokers) -> None:
+def list_roles(brokers: Brokers, count: int | None) -> None:
     """List the roles that users or policies name."""
     with brokers.admin() as admin:
         view = read_access(brokers, admin)
@@ -328,7 +330,8 @@ def list_roles(brokers: Brokers) -> None:
         kind, _, name = policy.subject.partition(":")
         if kind == "role":
             lines[name] = lines.get(name, 0) + 1
-    names = sorted({*users, *lines})
+    found = sorted({*users, *lines})
+    names = found[:count]
     if brokers.as_json:
         output.write_json(
             [
@@ -353,7 +356,7 @@ def list_roles(brokers: Brokers) -> None:
             ),
         ]
         print_pages(output.console(), [columns], lambda page: page[0])
-        click.echo(counted(len(names), "role"))
+        click.echo(counted(len(found), "role") + cut_note(len(found), count))
 
 
 _with_role_names = click.argument("roles", metavar="ROLE...", nargs=-1, required=True)

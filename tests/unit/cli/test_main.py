@@ -55,6 +55,15 @@ def test_every_command_can_print_json() -> None:
     assert missing == ["completion"]  # a script for a shell
 
 
+def test_every_list_takes_a_count() -> None:
+    missing = [
+        name
+        for name, command in all_commands()
+        if name.endswith(" list") and not any("--count" in one.opts for one in command.params)
+    ]
+    assert missing == []
+
+
 def test_help_of_a_command_does_not_load_grpc() -> None:
     # Those of an extra start Java, against which it is nothing.
     script = (

@@ -50,6 +50,17 @@ def test_the_list_fits_the_terminal(columns: int) -> None:
     assert result.stdout.endswith("2 topics, 1,234,567 messages\n")
 
 
+def test_a_list_shows_as_many_as_wanted_and_says_how_many_there_are() -> None:
+    topics = [pb.TopicSummary(info=info(f"t{at}"), messages=at) for at in range(5)]
+    admin = FakeAdmin(list_topics=topics)
+    shown = run(topic, "list", "--count", "2", admin=admin).stdout
+    assert ("t1" in shown, "t2" in shown) == (True, False)
+    assert shown.endswith("5 topics, 10 messages; the first 2 are shown\n")
+    assert len(run_json(topic, "list", "--count", "2", admin=admin)) == 2
+    all_of_them = run(topic, "list", "--count", "5", admin=admin).stdout
+    assert all_of_them.endswith("5 topics, 10 messages\n")
+
+
 def test_an_empty_list_says_how_to_begin() -> None:
     assert "mq produce" in run(topic, "list", admin=FakeAdmin(list_topics=[])).stdout
 
