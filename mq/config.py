@@ -68,7 +68,7 @@ CLIENT_VARIABLES = {
     for name in ("tls", "ca", "cert", "key", "api_key", "api_key_file", "namespace")
 }
 PROFILE_VARIABLE = "MQ_PROFILE"
-# A second name of the option that whoever sets up a container looks for.
+# A second name of the option, for those that set up containers.
 ADMIN_VARIABLE = "MQ_BOOTSTRAP_ADMIN_FILE"
 
 _PREFIX = "MQ_"

@@ -41,7 +41,7 @@ def install(extra: str) -> str:
 
 
 def _source() -> tuple[str, list[str]]:
-    """What pip installed mq from, as PEP 610 records it, and the options for it."""
+    """The source that pip installed mq from, as PEP 610 records it, and the options for it."""
     import json  # noqa: PLC0415
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415

@@ -119,7 +119,7 @@ class Certificates(Generic[T]):
         )
 
     def _sign(self) -> tuple[object, ...]:
-        """What a look from outside tells of the files."""
+        """The state of the files, as `stat` shows it."""
         return tuple(_sign(path) for path in self.files if path)
 
 

@@ -31,7 +31,7 @@ BOOTSTRAP_USER = "bootstrap"
 
 
 class AccessView(NamedTuple):
-    """What the broker sets have, seen from one of them."""
+    """Users, keys and policies of the broker sets, as one of them has them."""
 
     # The set whose records count: the one that was asked for, or that with the most changes.
     broker_set: str

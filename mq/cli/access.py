@@ -50,7 +50,7 @@ def summary(changes: Sequence[AccessChange], there: AccessState) -> str:
 
 
 def in_words(change: AccessChange, there: AccessState) -> str:
-    """What a set has to change, as what is wrong there: "lacks user alice"."""
+    """The differences of a set, each as what is wrong there: "lacks user alice"."""
     verb, _, kind = str(change.WhichOneof("kind")).partition("_")
     value = getattr(change, f"{verb}_{kind}")
     if kind == "policy":

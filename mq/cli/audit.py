@@ -161,7 +161,7 @@ def line_of(record: Mapping[str, Any]) -> str:
 
 
 def change(record: Mapping[str, Any]) -> str:
-    """What is not the same before and after, or why it was refused."""
+    """The differences between before and after, or the reason of a refusal."""
     before, after = record.get("before"), record.get("after")
     parts = []
     if record.get("outcome") not in ("done", None) and record.get("what") != record["outcome"]:

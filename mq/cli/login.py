@@ -100,7 +100,7 @@ def logout(brokers: Brokers) -> None:
         with brokers.admin() as admin:
             revoked = admin.logout()
     except Unauthenticated:
-        # It has expired, or was revoked by somebody else.
+        # It has expired, or an administrator has revoked it.
         key = keys.parse(presented) if presented and is_stored else None
         if key is None:
             raise
@@ -133,7 +133,7 @@ def _usual_profile(brokers: Brokers) -> str:
 
 
 def _connection(brokers: Brokers) -> dict[str, Any]:
-    """What a profile says of how to connect, without the key."""
+    """The connection options of a profile, without the key."""
     files = {name: brokers.security.get(name) for name in ("ca", "cert", "key")}
     return {
         "server": brokers.servers,

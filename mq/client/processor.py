@@ -590,7 +590,7 @@ class Outputs:
     async def why_refused(
         self, error: MqError, broker_set: str, batches: Iterable[Batch]
     ) -> CannotGoOn:
-        """What ends the processor after this refusal: the state of a topic, or the error."""
+        """The error that ends the processor after this refusal: the state of a topic, or itself."""
         try:
             for topic in {batch.topic for batch in batches}:
                 self._connection.topology.forget(topic)

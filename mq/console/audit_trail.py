@@ -142,7 +142,7 @@ def _record(broker_set: str, stored: StoredMessage, record: dict[str, Any]) -> R
 
 
 def _change(record: dict[str, Any]) -> str:
-    """What is not the same before and after, or why it was refused."""
+    """The differences between before and after, or the reason of a refusal."""
     before, after = record.get("before"), record.get("after")
     parts = []
     if isinstance(before, dict) or isinstance(after, dict):

@@ -1,4 +1,4 @@
-"""Who asks: the clients that act for one user, with that user's key and no other.
+"""Callers: the clients that act for one user, with that user's key and no other.
 
 Without a key a caller is whoever the brokers take it for: with `auth.mode = off` everybody. What a
 caller may do is asked of the brokers, for pages to leave out buttons; the brokers decide again when

@@ -1,4 +1,4 @@
-"""What every request passes before a screen sees it, and every response on its way out.
+"""The checks of every request before a screen sees it, and of every response on its way out.
 
 - Host: a console on loopback answers to loopback names alone, so that no other site can point its
   own name here and read along.

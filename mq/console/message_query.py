@@ -88,7 +88,7 @@ class MessageQuery:
 
     @property
     def command(self) -> str:
-        """What shows about the same on a terminal."""
+        """The command that shows about the same on a terminal."""
         if self.key:
             return formats.command("message", "query", "--topic", self.topic, "--key", self.key)
         if self.place == "group":

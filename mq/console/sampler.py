@@ -34,7 +34,7 @@ ALL = ""
 
 
 class Asked(Protocol):
-    """What a sampler asks of an Admin."""
+    """The calls of an Admin that a sampler makes."""
 
     async def route(self, topics: Sequence[str] = ()) -> RouteResponse: ...
     async def broker_status(self, server: str | None = None) -> BrokerStatusResponse: ...
@@ -59,7 +59,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the brokers said in one poll."""
+    """The answers of the brokers to one poll."""
 
     at_ms: int
     cluster: str = ""
@@ -191,7 +191,7 @@ class Sampler:
 
 
 def _counters(sample: Sample) -> dict[Key, float]:
-    """What only grows, of which the differences are rates."""
+    """Counters: they only grow, and their differences are rates."""
     found: dict[Key, float] = {}
     for one in sample.topics:
         found["in", one.info.topic] = one.messages_written or one.messages

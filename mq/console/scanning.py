@@ -34,7 +34,7 @@ Predicate = Callable[[ReceivedMessage], bool]
 
 @dataclass(slots=True)
 class Budget:
-    """What a scan may cost: time, and messages that brokers or the console look at."""
+    """The budget of a scan: time, and messages that brokers or the console look at."""
 
     seconds: float = BUDGET_S
     messages: int = BUDGET_MESSAGES

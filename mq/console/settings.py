@@ -1,4 +1,4 @@
-"""What a console is told when it starts. Nothing of it changes later: no page can name a broker."""
+"""The settings of a console. None of them changes while it runs: no page can name a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConsoleSettings:
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    # Serve other machines although brokers ask nobody who they are.
+    # Serve other machines although brokers do not identify their callers.
     is_open: bool = False
     # As browsers see it, behind a proxy: https://mq.example.com
     public_url: str = ""

@@ -206,7 +206,7 @@ class Call(Stream):
 
     @property
     def caller(self) -> Any:
-        """What handlers know of the client; of all calls with the same header block."""
+        """Facts that handlers keep about the client, for all calls with the same header block."""
         return self.request.caller
 
     @caller.setter

@@ -166,7 +166,7 @@ class Decoder:
 
 
 def list_bytes(fields: list[Field]) -> int:
-    """What the fields of a block count for, towards the limit of a list."""
+    """The size of the fields of a block, as the limit of a list counts it."""
     return sum(_FIELD_OVERHEAD + len(name) + len(value) for name, value in fields)
 
 

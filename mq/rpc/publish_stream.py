@@ -325,7 +325,7 @@ class PublishStream:
 
 
 def room_owner(caller: Principal, context: Context) -> str:
-    """Who shares the room with others: a user, or a connection whose user is not known."""
+    """The owner of a share of the room: a user, or a connection whose user is not known."""
     return caller.user or context.peer()
 
 

@@ -529,7 +529,7 @@ def _region_start(data: bytes | memoryview) -> int:
 
 
 def prepared_header_bytes(data: bytes | memoryview) -> int:
-    """What stands before the frames of a prepared batch, in which `accept` finds all but the
+    """The header before the frames of a prepared batch, in which `accept` finds all but the
     frames; 0: it reads the whole of this one. MalformedBatch.
     """
     start = _region_start(data)

@@ -542,8 +542,8 @@ class Admin(SyncClient[AsyncAdmin]):
     def check_access(
         self, user: str, action: str, resource: Resource, *, address: str = ""
     ) -> SetAnswers[wire.CheckAccessResponse]:
-        """What each broker set would decide, and by which line; nothing is done. `address`: of the
-        client, for lines with a network. UserNotFound.
+        """The decision of each broker set, and the line that decides; nothing is done. `address`:
+        of the client, for lines with a network. UserNotFound.
         """
         return self._run(self._client.check_access(user, action, resource, address=address))
 

@@ -71,7 +71,7 @@ class AccessKey(NamedTuple):
 
 
 class Session(NamedTuple):
-    """What a login gives."""
+    """The result of a login."""
 
     key: ApiKey
     expires_at_ms: int
@@ -336,8 +336,8 @@ class SecurityAdmin(AdminCalls):
     async def check_access(
         self, user: str, action: str, resource: Resource, *, address: str = ""
     ) -> SetAnswers[wire.CheckAccessResponse]:
-        """What each broker set would decide, and by which line; nothing is done. `address`: of the
-        client, for lines with a network. UserNotFound.
+        """The decision of each broker set, and the line that decides; nothing is done. `address`:
+        of the client, for lines with a network. UserNotFound.
         """
         request = wire.CheckAccessRequest(
             user=user, action=action, kind=resource.kind, name=resource.name, address=address

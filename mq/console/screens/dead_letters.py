@@ -190,7 +190,7 @@ _LEVELS = {"resent": "good", "purged": "good", "already resent": "warn", "gone":
 async def _settle_in(
     caller: Caller, group: str, broker_set: str, offsets: list[int], action: str, *, again: bool
 ) -> list[tuple[str, int, str, str]]:
-    """What became of each; a set that does not answer refuses its own."""
+    """The outcome of each letter; a set that does not answer refuses its own."""
     try:
         outcomes = await caller.admin.settle_dead_letters(
             group,

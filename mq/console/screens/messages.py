@@ -136,7 +136,7 @@ async def show(request: Request) -> Response:
 
 
 def _resend_line(message: ReceivedMessage) -> str:
-    """What sends it again on a terminal."""
+    """The command that sends it again on a terminal."""
     words = ["produce", message.topic, "--file", "-", "--whole"]
     words += ["--tag", message.tag] if message.tag else []
     words += [word for key in message.keys for word in ("--key", key)]

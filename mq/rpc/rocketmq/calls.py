@@ -1,4 +1,4 @@
-"""What surrounds every call of a RocketMQ client: who makes it, where it is served, how it fails.
+"""The frame of every call of a RocketMQ client: its caller, the node that serves it, its errors.
 
 As `mq.rpc.methods`, but with errors inside of the answers, and a call that only the leader can
 serve is passed on to it (`forwarding`) instead of being refused.

@@ -69,7 +69,7 @@ class Sessions:
         return service.NotifyClientTerminationResponse(status=OK)
 
     def answer(self, told: pb.Settings, call: Call) -> pb.Settings:
-        """What the client said, merged with what the broker has to say. Raises Refused."""
+        """The settings of the client, merged with those of the broker. Raises Refused."""
         client_id = call.check_client()
         settings = pb.Settings()
         settings.CopyFrom(told)
