@@ -319,9 +319,14 @@ class Sender:
     async def queues_of_keys(self, topic: str, timeout_s: float) -> list[QueueRef]:
         """The queues that messages without a priority go to: the hash of an ordering key modulo
         their number is the position of its queue. Creates the topic if the brokers allow it.
+        Returns when no key has messages elsewhere any more, since a change of the queues.
         """
         while (known := self.accumulator.topic(topic)) is None:
             await self._prepare(topic, timeout_s)
+        while known.leaving:
+            released = asyncio.Event()
+            self.accumulator.call_when_room(released.set)
+            await released.wait()
         queues = known.of_priority(0).queues
         return [QueueRef(topic, one.queue_id, one.broker_set) for one in queues]
 

@@ -126,6 +126,45 @@ def test_messages_with_a_key_wait_for_their_set_or_fail_and_say_why() -> None:
     run(scenario())
 
 
+def test_a_key_does_not_leave_a_set_that_owes_answers_however_long_it_is_unheard_of() -> None:
+    async def scenario() -> None:
+        sets = a, b = cluster("a", "b")
+        key = key_of("b")
+        order: list[tuple[int, str]] = []
+
+        async with a.producer(timeout_s=1_000) as producer:
+
+            async def send(number: int) -> None:
+                result = await producer.send("t", Message(b"%d" % number, ordering_key=key))
+                order.append((number, result.broker_set))
+
+            await send(0)
+            b.die()
+            a.known = [a]  # as a broker that was started anew, and has not heard of b
+            sends = [asyncio.create_task(send(number)) for number in (1, 2)]
+            for _ in range(400):
+                await producer.send("t", Message(b"other", ordering_key=key_of("a")))
+                await asyncio.sleep(1)
+            core = producer._core
+            assert core is not None
+            topic = core.accumulator.topic("t")
+            assert topic is not None
+            assert topic.sets == ("a",), "the route has changed"
+            sends += [asyncio.create_task(send(number)) for number in (3, 4)]
+            keyed = asyncio.create_task(core.queues_of_keys("t", 10))
+            await asyncio.sleep(5)
+            assert order == [(0, "b")]
+            assert not keyed.done()
+            b.down.clear()
+            await asyncio.gather(*sends)
+            assert {one.broker_set for one in await keyed} == {"a"}
+        assert [number for number, _ in order] == list(range(5))
+        assert [place for _, place in order] == ["b", "b", "b", "a", "a"]
+        assert stored(list(sets))["other"] == 400
+
+    run(scenario())
+
+
 def test_a_batch_in_doubt_waits_for_its_set_and_is_stored_once() -> None:
     async def scenario() -> None:
         sets = cluster("a", "b")
