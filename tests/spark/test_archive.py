@@ -100,12 +100,12 @@ def test_archives_have_all_columns_and_only_what_is_new(
 
     # More messages and a topic of the pattern that was not there before.
     send_numbers(broker.address, _ODD, range(60, 65))
-    send_numbers(broker.address, "shop-3", range(65, 70))
+    send_numbers(broker.address, "shop.eu.3", range(65, 70))
     assert archive(spark, tmp_path, options).stored[:2] == (10, 2)
     directory = ArchiveDirectory(tmp_path)
     assert [(day.topic, len(day.files())) for day in directory.days()] == [
         ("shop-2", 1),
-        ("shop-3", 1),
+        ("shop.eu.3", 1),
         (_ODD, 2),
     ]
 

@@ -136,7 +136,7 @@ def test_a_job_goes_on_when_the_leader_dies_in_the_middle(
 ) -> None:
     servers, go = brokers.servers, tmp_path / "go"
     with Admin(servers) as admin:
-        admin.create_topic("job", 4)
+        admin.create_topic("jobs.today", 4)
 
     def wait_in_the_middle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
@@ -152,7 +152,11 @@ def test_a_job_goes_on_when_the_leader_dies_in_the_middle(
 
     def kill_in_the_middle() -> str:
         try:
-            poll(lambda: is_over.is_set() or count(servers, "job"), "rows are stored", DEADLINE_S)
+            poll(
+                lambda: is_over.is_set() or count(servers, "jobs.today"),
+                "rows are stored",
+                DEADLINE_S,
+            )
             return brokers.kill_leader()
         finally:
             go.touch()
@@ -162,10 +166,12 @@ def test_a_job_goes_on_when_the_leader_dies_in_the_middle(
     with ThreadPoolExecutor() as pool:
         killing = pool.submit(kill_in_the_middle)
         try:
-            frame.write.format("mq").mode("append").options(servers=servers, topic="job").save()
+            frame.write.format("mq").mode("append").options(
+                servers=servers, topic="jobs.today"
+            ).save()
         finally:
             is_over.set()
             spark.conf.unset(setting)
         killed = killing.result()
     brokers.start(killed)
-    assert bodies(servers, "job") == BODIES[:3_000]
+    assert bodies(servers, "jobs.today") == BODIES[:3_000]
