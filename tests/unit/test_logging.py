@@ -65,6 +65,7 @@ def test_the_timestamp_is_utc_with_milliseconds(
 ) -> None:
     configure("info", "json")
     monkeypatch.setattr("time.time", lambda: 1_700_000_000.25)
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_250_000_000)  # from Python 3.13 on
     get_logger("mq").info("x")
     assert json_lines(capsys)[0]["timestamp"] == "2023-11-14T22:13:20.250Z"
 
