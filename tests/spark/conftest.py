@@ -9,6 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import mq_spark
+from tests.spark import shared_classes
+
+shared_classes.use()
 
 _QUIET = Path(__file__).parent / "log4j2.properties"
 _JAVA = f"-Xss64m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_QUIET}"

@@ -22,6 +22,7 @@ from typing import Self
 import pyspark
 
 from mq_spark.java import use_java
+from tests.spark import shared_classes
 from tests.support.raft_cluster import free_port
 from tests.support.waiting import poll
 
@@ -29,7 +30,7 @@ DEADLINE_S = 300.0  # of a busy machine
 SPARK_HOME = Path(pyspark.__file__).parent
 _ROOT = Path(__file__).parents[3]
 _QUIET = Path(__file__).parents[1] / "log4j2.properties"
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {shared_classes.options()}"
 CONF = {
     "spark.driver.extraJavaOptions": f"{_JAVA} -Xss8m -Dlog4j2.configurationFile={_QUIET}",
     "spark.driver.memory": "512m",
