@@ -48,12 +48,20 @@ check: .venv/.dev ## before a commit: lint, types, unit tests with fewer random 
 	  >/dev/null 2>&1 </dev/null || true
 	@touch $@
 
+# promtool alone, out of Debian's package of Prometheus, for the tests of the alert rules.
+.venv/.promtool: .venv/.dev
+	@command -v promtool >/dev/null || command -v apt-get >/dev/null && \
+	  { command -v promtool || timeout 300 sh -c 'cd .venv && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } && \
+	    dpkg --extract prometheus_*.deb prometheus && mv prometheus/usr/bin/promtool bin/; rm -rf prometheus prometheus_*.deb'; } \
+	  >/dev/null 2>&1 </dev/null || true
+	@touch $@
+
 # What makes a Java of Spark start in half of the time; never a reason to fail either.
 .venv/.spark-classes: .venv/.dev
 	@timeout 300 $(BIN)/python -m tests.spark.shared_classes >/dev/null 2>&1 </dev/null || true
 	@touch $@
 
-test: .venv/.dev .venv/.browser .venv/.xfs ## lint, types, generated code, all tests
+test: .venv/.dev .venv/.browser .venv/.xfs .venv/.promtool ## lint, types, generated code, all tests
 	@$(MAKE) --no-print-directory --jobs 2 type .venv/.spark-classes compile-tests lint verify-proto verify-sync
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
