@@ -179,7 +179,8 @@ def test_a_rolling_update_with_other_addresses_fails_no_send(
         poll(lambda: brokers.lead(name), f"{name} leads")  # noqa: B023
         if name == "mq-a-1":  # the others go by SIGTERM alone
             assert brokers.pre_stop(name) != name
-            assert pod.get("/readyz") == 200
+            # As a follower, when it has heard of the new leader.
+            poll(lambda: pod.get("/readyz") == 200, f"{name} is ready")  # noqa: B023
             # Again, by then as a follower: nothing changes.
             assert brokers.pre_stop(name) != name
         assert pod.terminate(GRACE_S) == 0
