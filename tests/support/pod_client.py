@@ -52,7 +52,8 @@ def read(servers: str, topic: str, key: str, last: int) -> list[int]:
     found: list[int] = []
     deadline = time.monotonic() + _READ_S
     with Consumer(servers, "readers", topic, start="earliest", api_key_file=key) as consumer:
-        while last not in found[-1:] and time.monotonic() < deadline:
+        # A later number may be there, of a send that failed and was stored all the same.
+        while (not found or found[-1] < last) and time.monotonic() < deadline:
             try:
                 found += [int(message.body) for message in consumer.poll(timeout_s=1.0)]
             except Unreachable as error:  # all of them may share a disk that stands still
