@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from mq.wire.rocketmq.definition_pb2 import Code
 from tests.rocketmq.raw import RawClient, message, new_name, resource
 from tests.support.broker_cluster import BrokerCluster
 from tests.support.broker_set import BrokerSet
+from tests.support.lost_answer import LostAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,6 +160,93 @@ def test_a_send_that_a_change_of_the_leader_leaves_in_doubt_is_sent_again(
         assert code(acks.result()) == "INVALID_RECEIPT_HANDLE"
         found = client.receive(topic, new_name("group"), batch_size=100)
         assert {one.body for one in found} >= {b"first", b"0", b"1", b"2", b"3"}
+
+
+def test_a_receive_that_a_change_of_the_leader_leaves_in_doubt_is_repeated(
+    nodes: BrokerSet,
+) -> None:
+    topic, group = new_name("topic"), new_name("group")
+    leader = nodes.leader()
+    pids = [nodes.nodes[name].pid for name in nodes.others(leader)]
+    with Admin(nodes.servers) as admin:
+        admin.create_topic(topic, queues=2, type="ordered")
+    with RawClient(nodes.address(leader)) as client, ThreadPoolExecutor() as pool:
+        assert code(client.send(fifo(topic, b"x"))) == "OK"
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            push: dict[str, Any] = {"auto_renew": True, "attempt_id": "one", "wait_s": 25}
+            call = pool.submit(client.receive, topic, group, **push)
+            _until(lambda: not _leads(nodes, leader))
+            assert not call.done()
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        (found,) = call.result()
+        assert (found.body, found.system_properties.delivery_attempt) == (b"x", 1)
+        assert code(client.ack(topic, group, found)) == "OK"
+
+
+def test_a_message_group_goes_on_at_once_when_an_answer_died_with_the_leader(
+    tmp_path: Path,
+) -> None:
+    """A client repeats its receive at another node. With another attempt it would wait for a
+    minute at least, which is longer than a call may take here.
+    """
+    topic, group, name = new_name("topic"), new_name("group"), new_name("client")
+    with BrokerSet(tmp_path) as nodes:
+        leader = nodes.leader()
+        with Admin(nodes.servers) as admin:
+            admin.create_topic(topic, queues=2, type="ordered")
+        with (
+            LostAnswer(b"the first", nodes.address(leader), nodes.nodes[leader].kill) as relay,
+            RawClient(relay.address, name) as client,
+        ):
+            for body in (b"the first", b"the second"):
+                assert code(client.send(fifo(topic, body))) == "OK"
+            with pytest.raises(grpc.RpcError):
+                client.receive(topic, group, auto_renew=True, attempt_id="one")
+        address = nodes.address(nodes.leader(other_than=leader))
+        with RawClient(address, name) as client, RawClient(address, new_name("other")) as other:
+            push: dict[str, Any] = {"auto_renew": True, "wait_s": 0}
+            assert client.receive(topic, group, attempt_id="two", **push) == []
+            assert other.receive(topic, group, attempt_id="one", **push) == []
+            (first,) = client.receive(topic, group, attempt_id="one", **push)
+            assert (first.body, first.system_properties.delivery_attempt) == (b"the first", 1)
+            assert other.receive(topic, group, attempt_id="two", **push) == []
+            assert code(client.ack(topic, group, first)) == "OK"
+            (second,) = client.receive(topic, group, attempt_id="two", **push)
+            assert second.body == b"the second"
+
+
+def test_a_node_repeats_a_receive_itself_when_the_leader_dies_with_the_answer(
+    tmp_path: Path,
+) -> None:
+    """So do clients of every language get it, also those that do not repeat an attempt."""
+    topic, group = new_name("topic"), new_name("group")
+    nodes = BrokerSet(tmp_path)
+    relays: dict[str, LostAnswer] = {}
+    with contextlib.ExitStack() as stack:
+        for name, node in nodes.nodes.items():
+            relay = LostAnswer(b"", nodes.address(name), node.kill)
+            relays[name] = stack.enter_context(relay)
+            node._flags += ("--broker-advertised", relay.address)
+        stack.enter_context(nodes)
+        leader = nodes.leader()
+        relays[leader].lost = b"the first"
+        with Admin(nodes.servers) as admin:
+            admin.create_topic(topic, queues=2, type="ordered")
+        with RawClient(follower(nodes), new_name("client")) as client:
+            assert code(client.send(fifo(topic, b"the first"))) == "OK"
+            push: dict[str, Any] = {"auto_renew": True, "attempt_id": "one", "wait_s": 25}
+            (first,) = client.receive(topic, group, **push)
+            assert (first.body, first.system_properties.delivery_attempt) == (b"the first", 1)
+            assert not nodes.nodes[leader].is_running
+            assert code(client.ack(topic, group, first)) == "OK"
+
+
+def fifo(topic: str, body: bytes) -> pb.Message:
+    return message(topic, body, message_group="x", message_type=pb.FIFO)
 
 
 def _leads(nodes: BrokerSet, name: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from mq.rpc.rocketmq.codes import Refused
 from mq.rpc.rocketmq.forwarding import Forwarder, Gone
-from mq.rpc.tls import plain_channel
+from mq.rpc.tls import BrokerChannel
 from mq.wire.rocketmq.definition_pb2 import Code
 from tests.support.raft_cluster import free_port
 
@@ -35,7 +35,7 @@ class Caller:
 
 
 async def pass_on(address: str, *, is_stream: bool) -> None:
-    forwarder = Forwarder(cast("Broker", None), plain_channel)
+    forwarder = Forwarder(cast("Broker", None), BrokerChannel)
     context = cast("Context", Caller())
     try:
         if is_stream:

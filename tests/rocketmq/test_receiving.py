@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from mq.client import Message, Nack, Producer, PushConsumer, SimpleConsumer
@@ -13,6 +14,7 @@ from mq.wire.rocketmq import definition_pb2 as pb
 from mq.wire.rocketmq import service_pb2 as service
 from mq.wire.rocketmq.definition_pb2 import Code
 from tests.rocketmq.raw import RawClient, message, new_name, resource, set_duration
+from tests.support.lost_answer import LostAnswer
 
 if TYPE_CHECKING:
     from mq.client import Admin
@@ -160,6 +162,68 @@ def test_a_message_of_a_push_consumer_stays_its_own(
     (found,) = client.receive(topic, group, auto_renew=True)
     assert found.system_properties.invisible_duration.seconds == 60
     assert client.ack(topic, group, found).status.code == Code.OK
+
+
+# -- receives that are repeated -------------------------------------------------------------------
+
+
+def test_an_ordered_receive_is_repeated_when_its_answer_was_lost(
+    broker: BrokerProcess, client: RawClient, admin: Admin, topic: str, group: str
+) -> None:
+    admin.create_topic(topic, queues=2, type="ordered")
+    sent(client, topic, b"the first", b"the second", message_group="x", message_type=pb.FIFO)
+    push: dict[str, Any] = {"auto_renew": True, "wait_s": 0}
+    name = new_name("client")
+    with LostAnswer(b"the first", broker.address) as relay:
+        with RawClient(relay.address, name) as consumer, pytest.raises(grpc.RpcError):
+            consumer.receive(topic, group, attempt_id="one", **push)
+        assert relay.is_lost.is_set()
+        # Over another connection: gRPC may take the broken one for well.
+        with RawClient(broker.address, name) as consumer:
+            # Neither as another receive, nor by another consumer.
+            assert consumer.receive(topic, group, attempt_id="two", **push) == []
+            assert consumer.receive(topic, group, **push) == []
+            assert client.receive(topic, group, attempt_id="one", **push) == []
+            (first,) = consumer.receive(topic, group, attempt_id="one", **push)
+            assert (first.body, first.system_properties.delivery_attempt) == (b"the first", 1)
+            assert client.receive(topic, group, attempt_id="two", **push) == []
+            assert code(consumer.ack(topic, group, first)) == "OK"
+            (second,) = consumer.receive(topic, group, attempt_id="two", **push)
+            assert second.body == b"the second"
+            assert code(consumer.ack(topic, group, second)) == "OK"
+
+
+def test_handles_of_an_answer_are_stale_when_its_receive_was_repeated(
+    client: RawClient, admin: Admin, topic: str, group: str
+) -> None:
+    admin.create_topic(topic, queues=1, type="ordered")
+    sent(client, topic, b"x", message_group="x", message_type=pb.FIFO)
+    (lost,) = client.receive(topic, group, auto_renew=True, attempt_id="one")
+    (again,) = client.receive(topic, group, auto_renew=True, attempt_id="one")
+    assert again.system_properties.message_id == lost.system_properties.message_id
+    assert code(change_invisible(client, topic, group, lost, 30)) == "INVALID_RECEIPT_HANDLE"
+    assert code(client.ack(topic, group, lost)) == "INVALID_RECEIPT_HANDLE"
+    assert code(client.ack(topic, group, again)) == "OK"
+
+
+def test_another_ordered_receive_waits_until_the_time_is_over(
+    client: RawClient, admin: Admin, topic: str, group: str
+) -> None:
+    admin.create_topic(topic, queues=1, type="ordered")
+    sent(client, topic, b"first", b"second", message_group="x", message_type=pb.FIFO)
+    began_s = time.monotonic()
+    client.receive(topic, group, invisible_s=2, attempt_id="one")
+    (again,) = client.receive(topic, group, wait_s=20, attempt_id="two")
+    assert time.monotonic() - began_s >= 1.9
+    assert (again.body, again.system_properties.delivery_attempt) == (b"first", 2)
+
+
+def test_without_an_order_a_receive_is_not_repeated(
+    client: RawClient, topic: str, group: str
+) -> None:
+    sent(client, topic, b"x")
+    assert client.receive(topic, group, auto_renew=True, attempt_id="one")
+    assert client.receive(topic, group, auto_renew=True, attempt_id="one", wait_s=0) == []
 
 
 # -- handles --------------------------------------------------------------------------------------

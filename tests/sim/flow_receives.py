@@ -7,7 +7,7 @@
     in order                 not before all of its key that stand before it are done
 
 Answers get lost: then a client does not know what it was given, or whether it was done, and the
-model allows both.
+model allows both. In order, such a client repeats its receive as the same attempt.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class Taker:
         self._world = world
         self._model = model
         self._name = name
+        # Of the receive that comes next, or is repeated.
+        self._attempt = 0
         self.is_over = False
         # In the end everything is acknowledged.
         self.is_eager = False
@@ -137,21 +139,25 @@ class Taker:
                 await self._ack(some)
 
     async def _receive(self) -> list[Grant]:
+        rng = self._world.rng
+        if self._model.is_ordered and not self._attempt:
+            self._attempt = rng.getrandbits(56)
         wanted = Receive(
             _GROUP,
             _TOPIC,
             self._name,
             ReceiveSpec("", is_ordered=self._model.is_ordered),
             compile_filter(Filter()),
-            self._world.rng.randint(1, 4),
+            rng.randint(1, 4),
             1 << 20,
             _INVISIBLE_MS,
-            wait_s=self._world.rng.choice((0.0, 3.0)),
+            wait_s=rng.choice((0.0, 3.0)),
             start=Start(is_earliest=True),
+            attempt=self._attempt,
         )
         try:
             # Some do not wait for the answer.
-            async with asyncio.timeout(self._world.rng.choice((30.0, 30.0, 30.0, 0.002))):
+            async with asyncio.timeout(rng.choice((30.0, 30.0, 30.0, 0.002))):
                 given = await self._world.ask(lambda broker: broker.receiving.receive(wanted))
         except (TimeoutError, ConnectionResetError):
             await asyncio.sleep(0.05)
@@ -163,6 +169,9 @@ class Taker:
             return []
         if not given:
             await asyncio.sleep(0.05)
+        elif self._attempt and rng.random() < 0.2:
+            return []  # lost on its way: the broker does not know
+        self._attempt = 0
         return [
             self._model.give(Message(one.queue, one.run.queue_offset + at), one)
             for one in given

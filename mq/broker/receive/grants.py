@@ -56,6 +56,9 @@ class Receive(NamedTuple):
     actor: Actor = NOBODY
     # A later leader knows the leases of this receiver by it, see `leases.marked`; 0: it need not.
     lease_mark: int = 0
+    # In an ordered group: the same number means that the caller did not get the answer to its
+    # former call. Begins with the mark, see `leases.attempted`; 0: the receive is not repeated.
+    attempt: int = 0
 
 
 class GrantedRun(NamedTuple):

@@ -5,7 +5,10 @@ the entry that a turn of decisions becomes.
 
 The number of a lease is random, new with every grant, and never 0. It makes a handle valid; topic
 and queue only say where to look the number up. Clients treat a lease as opaque bytes. Where a later
-leader has to know whose lease it is, its highest 24 bits are a mark of the receiver.
+leader has to know whose lease it is, its highest 24 bits are a mark of the receiver. The lease of a
+receive that is repeated if its answer was lost says of which attempt it is:
+
+    number = mark 24 | attempt 32 | repetition 8             the first two are hashes
 
 Requests of one turn are decided one after the other, each on the state that the ones before it
 left. The draft copies the leases of a queue when they are changed first, and records the changes
@@ -39,6 +42,8 @@ from mq.wire.v1.consumer_pb2 import Handle as WireHandle
 _HEAD = struct.Struct("<QI")
 _MARK_SHIFT = 40
 _UNMARKED = (1 << _MARK_SHIFT) - 1
+_REPETITION_BITS = 8
+_REPETITION_MAX = (1 << _REPETITION_BITS) - 1
 MARK_MAX = (1 << 64 - _MARK_SHIFT) - 1
 # The topics of a group have a prefix before the longest name.
 _LEASE_BYTES_MAX = _HEAD.size + 160
@@ -79,6 +84,16 @@ def marked(number: int, mark: int) -> int:
 def mark_of(lease: int) -> int:
     """Of a lease without a mark, any number."""
     return lease >> _MARK_SHIFT
+
+
+def attempted(attempt: int, repetition: int) -> int:
+    """The number of a lease of an attempt, which has the mark of its receiver."""
+    return attempt << _REPETITION_BITS | repetition & _REPETITION_MAX
+
+
+def attempt_of(lease: int) -> int:
+    """Of a lease that is of no attempt, any number."""
+    return lease >> _REPETITION_BITS
 
 
 def lease_bytes(queue: Queue, number: int) -> bytes:

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.filters import ALL_MESSAGES
 from mq.broker.queue import Queue, queues_of
+from mq.broker.receive.leases import LeaseDraft, attempt_of
 from mq.broker.state.leases import Leases, QueueLeases, Range
 from mq.broker.state.state import State
 from mq.broker.state.topics import Topic
@@ -28,6 +29,8 @@ from mq.wire.v1 import state_pb2
 
 # Heap items of leases that ended before their time: so many more than there are ranges.
 _STALE_MAX = 256
+# Attempts that are remembered without need: so many more than there are with leases.
+_ATTEMPTS_MAX = 256
 # With priorities, one receive in so many begins with another priority than the highest.
 _FAIR_EVERY = 10
 _NEVER_MS = 1 << 62
@@ -161,6 +164,7 @@ class ReceiveGroup:
         # The messages that they want.
         self._waiting_messages = 0
         self._receives = 0
+        self._attempts_max = 0
         self.renew(topic)
 
     def renew(self, topic: Topic) -> None:
@@ -172,6 +176,8 @@ class ReceiveGroup:
         self.ready = dict.fromkeys(self.queues)
         self.missing, self.is_begun = None, False
         self.next_due_ms = _NEVER_MS
+        # Queues with leases of each attempt, and perhaps some without; None: not known.
+        self._attempts: dict[int, list[Queue]] | None = None
 
     # -- members ----------------------------------------------------------------------------------
 
@@ -307,6 +313,36 @@ class ReceiveGroup:
         next_ms = memory.redeliveries.next_ms
         if next_ms > now_ms:
             self.next_due_ms = min(self.next_due_ms, next_ms)
+
+    # -- attempts ---------------------------------------------------------------------------------
+
+    def may_have_attempt(self, attempt: int) -> bool:
+        """Whether messages may be leased to a former call of this attempt."""
+        return bool(attempt) and (self._attempts is None or attempt in self._attempts)
+
+    def attempt_queues(self, attempt: int, leases: LeaseDraft) -> list[Queue]:
+        """The queues that may have leases of the attempt. Part of a turn: the draft is all that is
+        not applied.
+        """
+        if self._attempts is None:
+            self._attempts = self._find_attempts(leases)
+            self._attempts_max = 2 * len(self._attempts) + _ATTEMPTS_MAX
+        return self._attempts.get(attempt, [])
+
+    def note_attempt(self, attempt: int, queues: list[Queue]) -> None:
+        if self._attempts is not None:
+            self._attempts[attempt] = queues
+            if len(self._attempts) > self._attempts_max:
+                # Most of it is done: it is learnt again.
+                self._attempts = None
+
+    def _find_attempts(self, leases: LeaseDraft) -> dict[int, list[Queue]]:
+        found: dict[int, list[Queue]] = {}
+        for queue in self.queues:
+            known = leases.get(self.group, queue)
+            for attempt in {attempt_of(one.lease) for one in known.ranges} if known else ():
+                found.setdefault(attempt, []).append(queue)
+        return found
 
     # -- waiting calls -----------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ message in one turn, which is how most consumers ask, are one grant. A call is a
 when its entry is applied. A receive that finds nothing waits, and is woken by an arrival, by a
 change, or when messages become visible again.
 
+A receive with the attempt of a former one is a repetition: its caller did not get the answer. The
+messages of the former one are taken back and given out in the same entry, by a new lease: no other
+receiver gets them in between, and handles of the answer that was lost are stale.
+
 A message that was given out more often than its group allows becomes a dead letter, by the entry
 that says it is done.
 """
@@ -41,6 +45,8 @@ from mq.broker.receive.leases import (
     Handle,
     LeaseTurn,
     NextTurn,
+    attempt_of,
+    attempted,
     marked,
     parse_handles,
 )
@@ -129,7 +135,7 @@ class ReceiveCall:
     def look(self) -> None:
         """Submits the receive, or waits if no queue has messages. Raises NotLeader."""
         group = self.receive_group
-        if group.ready or not group.is_begun:
+        if group.ready or not group.is_begun or group.may_have_attempt(self.receive.attempt):
             self._service.begin(self, self._decided)
         else:
             self._rest()
@@ -197,11 +203,19 @@ class ReceiveCall:
         """
         if self.is_over:
             return False
+        self._stop_waiting()
+        self._leave()
+        return True
+
+    def supersede(self) -> None:
+        """The caller has gone and asks again: this call must not be given what comes next."""
+        self._stop_waiting()
+        self._end([])
+
+    def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._stop_timer()
             self.receive_group.forget(self)
-        self._leave()
-        return True
 
     def _end(self, answer: list[GrantedRun] | Exception) -> None:
         if not self.is_over:
@@ -234,6 +248,8 @@ class ReceiveService(Service):
         # Of the current turn: how many receives want one message, and what they are granted.
         self._single_calls: Counter[_SingleTerms] = Counter()
         self._singles: dict[_SingleTerms, deque[GrantedRun]] = {}
+        # Calls in flight that may be repeated.
+        self._attempt_calls: dict[tuple[ReceiveGroup, int], ReceiveCall] = {}
         # A lease that the turn which is being answered has made in a queue: the changes of a queue
         # are applied as a whole, or not at all.
         self._applied: tuple[Queue, int] | None = None
@@ -288,6 +304,11 @@ class ReceiveService(Service):
         group = self._receive_groups.of(wanted.group, wanted.topic)
         group.enter(wanted.member_id, wanted.spec, self._steady_ms(), self._expires_ms)
         call = ReceiveCall(self, group, wanted, answer, time_left_s)
+        if wanted.attempt:
+            former = self._attempt_calls.get((group, wanted.attempt))
+            self._attempt_calls[group, wanted.attempt] = call
+            if former is not None:
+                former.supersede()
         try:
             call.look()
         except MqError:
@@ -296,7 +317,10 @@ class ReceiveService(Service):
         return call
 
     def exit(self, call: ReceiveCall) -> None:
-        call.receive_group.exit(call.receive.member_id, self._steady_ms())
+        group, receive = call.receive_group, call.receive
+        if receive.attempt and self._attempt_calls.get((group, receive.attempt)) is call:
+            del self._attempt_calls[group, receive.attempt]
+        group.exit(receive.member_id, self._steady_ms())
 
     def check(self, wanted: Receive) -> None:
         """Raises TopicNotFound, PermissionDenied, SubscriptionMismatch."""
@@ -356,21 +380,49 @@ class ReceiveService(Service):
     def grant(self, turn: LeaseTurn, group: ReceiveGroup, receive: Receive) -> list[GrantedRun]:
         self._core.state.topics.readable(receive.topic)
         self._begin(turn, group, receive.start)
+        queues = group.first_ready(_QUEUES_MAX)
+        number = marked(self._core.random_number(), receive.lease_mark)
+        if receive.attempt:
+            former, taken_back = self._take_back_attempt(turn, group, receive.attempt)
+            number = attempted(receive.attempt, former + 1 if former else number)
+            if taken_back:
+                queues = list(dict.fromkeys([*taken_back, *queues]))
         grant = Grant(
             receive,
             self._puller.unsent.share(min(receive.bytes_max, READ_BYTES_MAX)),
             self.retries_max(receive.group),
-            marked(self._core.random_number(), receive.lease_mark),
+            number,
             turn,
             self._ahead.read,
         )
-        for queue in group.first_ready(_QUEUES_MAX):
+        for queue in queues:
             if not grant.has_room:
                 break
             if turn.draft.get(receive.group, queue) is not None:
                 self._look_at(group, queue, grant)
         turn.read_bytes += grant.size_bytes
+        if receive.attempt and grant.runs:
+            group.note_attempt(receive.attempt, list({one.queue: None for one in grant.runs}))
         return grant.runs
+
+    def _take_back_attempt(
+        self, turn: LeaseTurn, group: ReceiveGroup, attempt: int
+    ) -> tuple[int, list[Queue]]:
+        """Messages of the attempt's former lease are as if they had not been given out. Returns
+        that lease, 0 if there is none, and their queues. Raises NextTurn: nothing changed then.
+        """
+        handles: list[Handle] = []
+        for queue in group.attempt_queues(attempt, turn.draft):
+            known = turn.draft.get(group.group, queue)
+            handles += [
+                Handle(queue, one.lease, one.start, one.end)
+                for one in (known.ranges if known else ())
+                if attempt_of(one.lease) == attempt
+            ]
+        if not handles:
+            return 0, []
+        acks.Return(group.group, handles).decide(turn)
+        return handles[-1].lease, [one.queue for one in handles]
 
     def _look_at(self, group: ReceiveGroup, queue: Queue, grant: Grant) -> None:
         group.ready.pop(queue, None)

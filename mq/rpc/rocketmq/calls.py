@@ -453,7 +453,9 @@ class _ServerStream(_Served):
                     return
                 if await self._passed_on(address, data, context):
                     return
-            except (NotLeader, Gone):
+            # What was received in an entry in doubt is taken back by its attempt, or comes again
+            # when its time is over: the client could do no better.
+            except (NotLeader, Gone, OutcomeUnknown):
                 if self._calls.is_draining:
                     raise NotLeader(None, None) from None
 

@@ -29,7 +29,7 @@ from mq.rpc.rocketmq import handles, messages
 from mq.rpc.rocketmq.calls import Answer, Call, Calls
 from mq.rpc.rocketmq.codes import OK, Refused
 from mq.rpc.rocketmq.forwarding import PASSED_ON
-from mq.rpc.rocketmq.renewing import INVISIBLE_MS, Path, Renewals, client_mark
+from mq.rpc.rocketmq.renewing import INVISIBLE_MS, Path, Renewals, attempt_mark, client_mark
 from mq.rpc.rocketmq.sessions import Sessions
 from mq.store.lookup import StoredMessage
 from mq.wire.rocketmq import definition_pb2 as pb
@@ -191,6 +191,9 @@ class Receiving:
                 spec.filters_of(topic),
             ),
             client_mark(call.client_id) if request.auto_renew else 0,
+            attempt_mark(call.client_id, request.attempt_id)
+            if spec.is_ordered and request.attempt_id
+            else 0,
         )
 
     def _wait_s(self, request: service.ReceiveMessageRequest, call: Call) -> float:

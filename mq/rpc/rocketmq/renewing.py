@@ -8,7 +8,8 @@ replicated, and last for longer than the time between two heartbeats.
 A message that was on its way when a connection broke, or when a leader died, never arrived, and
 looks the same as one that is worked on: its message group would wait for hours. So what was given
 out by another leader, or by connections that its client does not ask by any longer, is renewed
-once, and then comes again.
+once, and then comes again. In an ordered group it comes at once if the client repeats the receive
+as the same attempt (`attempt_mark`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mq.broker.receive.grants import GrantedRun
 from mq.broker.receive.leases import MARK_MAX, Handle, mark_of
 from mq.broker.state.leases import Range
 from mq.errors import MqError
-from mq.hashing import text_hash
+from mq.hashing import text_hash, text_hashes
 from mq.logging import get_logger
 from mq.rpc.rocketmq.sessions import Sessions
 
@@ -39,6 +40,7 @@ _LOOK_S = 1.0
 OPEN_MAX = 200_000
 # What such a consumer is given, and each time that it is renewed.
 INVISIBLE_MS = 60_000
+_TAG_BYTES = 4
 
 
 def client_mark(client_id: str) -> int:
@@ -46,6 +48,16 @@ def client_mark(client_id: str) -> int:
     each other's messages invisible.
     """
     return text_hash(client_id) % MARK_MAX + 1
+
+
+def attempt_mark(client_id: str, attempt_id: str) -> int:
+    """Of the leases of a receive that its client repeats with the same id if it got no answer. If
+    two attempts of a client share one, of 4 billion, the second takes the messages of the first:
+    the client is given them twice.
+    """
+    # Not `text_hash`, which keeps its results: an id hardly ever comes again.
+    tag = int.from_bytes(text_hashes([attempt_id.encode()])[:_TAG_BYTES], "little")
+    return client_mark(client_id) << 8 * _TAG_BYTES | tag
 
 
 class Path(NamedTuple):

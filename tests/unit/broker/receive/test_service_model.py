@@ -108,6 +108,20 @@ class World:
     async def receive_some(self) -> None:
         await self.receive(messages_max=self.random.randint(1, 5), invisible_ms=10_000)
 
+    async def receive_again(self) -> None:
+        """The answer is lost, perhaps with the leader, and the receive is repeated: nothing stays
+        with the one that was lost.
+        """
+        attempt = self.random.getrandbits(56) if self.is_ordered else 0
+        changes = {"is_ordered": self.is_ordered, "attempt": attempt, "invisible_ms": 10_000}
+        if not attempt:
+            return
+        lost = await receive(self.node, messages_max=self.random.randint(1, 5), **changes)
+        if self.random.random() < 0.3:
+            await self.crash()
+        self.take(await receive(self.node, messages_max=self.random.randint(1, 5), **changes))
+        assert not any(await ack(self.node, handles(lost)))
+
     async def receive_all(self) -> None:
         """Nothing is left that could be given."""
         while await self.receive(invisible_ms=20_000):
@@ -252,6 +266,7 @@ async def test_each_message_is_in_one_hand_until_it_is_done(seed: int, is_ordere
     steps = [
         (world.send, 6),
         (world.receive_some, 8),
+        (world.receive_again, 3),
         (world.receive_all, 1),
         (world.ack, 6),
         (world.nack, 4),

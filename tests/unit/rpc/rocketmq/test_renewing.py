@@ -7,9 +7,9 @@ from typing import Any, cast
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.receive.grants import GrantedRun, Receive
-from mq.broker.receive.leases import Handle
+from mq.broker.receive.leases import Handle, attempted, mark_of
 from mq.broker.receive.members import ReceiveSpec
-from mq.rpc.rocketmq.renewing import Path, Renewals, client_mark
+from mq.rpc.rocketmq.renewing import Path, Renewals, attempt_mark, client_mark
 from mq.rpc.rocketmq.sessions import Sessions
 from mq.wire.v1.consumer_pb2 import Filter
 from tests.support.consensus import Node, on_loop
@@ -36,12 +36,14 @@ class Scene:
         (run,) = runs
         return Handle(run.queue, run.lease, 0, 1)
 
-    async def received(self) -> list[GrantedRun]:
+    async def received(self, attempt: int = 0) -> list[GrantedRun]:
         everything = compile_filter(Filter())
-        spec = ReceiveSpec("*", is_ordered=False)
+        spec = ReceiveSpec("*", is_ordered=bool(attempt))
         mark = client_mark(CLIENT)
         wanted = Receive("g", "t", "m", spec, everything, 10, 1 << 20, 60_000, 0.0, Start(True))
-        return await self.node.broker.receiving.receive(wanted._replace(lease_mark=mark))
+        return await self.node.broker.receiving.receive(
+            wanted._replace(lease_mark=mark, attempt=attempt)
+        )
 
     def change_leader(self) -> None:
         """What a leader has in memory is gone; what is replicated is not."""
@@ -183,4 +185,32 @@ async def test_what_is_acknowledged_under_the_next_leader_is_not_renewed() -> No
     scene.renewals.forget(handle)
     await scene.pass_time(40)
     assert not scene.renewals._open
+    scene.renewals.stop()
+
+
+def test_leases_of_an_attempt_are_known_by_their_client() -> None:
+    one, other = attempt_mark(CLIENT, "one"), attempt_mark(CLIENT, "other")
+    assert one != other
+    assert one != attempt_mark("client-2", "one")
+    assert mark_of(attempted(one, 0)) == mark_of(attempted(other, 255)) == client_mark(CLIENT)
+
+
+@on_loop
+async def test_a_receive_that_is_repeated_at_the_next_leader_is_what_is_renewed() -> None:
+    scene = Scene()
+    await scene.node.topic("t", 1)
+    await scene.node.send("t", b"x")
+    attempt = attempt_mark(CLIENT, "one")
+    (lost,) = await scene.received(attempt)
+    scene.change_leader()
+    scene.sessions.touch(CLIENT)
+    scene.renewals.adopt("g", CLIENT)
+    (again,) = await scene.received(attempt)
+    scene.renewals.add("g", PATH, [again], 60_000)
+    assert {one.lease for one in scene.renewals._open} == {lost.lease, again.lease}
+    for _ in range(5):
+        scene.sessions.touch(CLIENT)
+        await scene.pass_time(40)
+        assert await scene.received(attempt_mark(CLIENT, "other")) == []
+    assert [one.lease for one in scene.renewals._open] == [again.lease]
     scene.renewals.stop()
