@@ -20,7 +20,7 @@ from mq.broker.directory import Directory
 from mq.errors import MqError
 from mq.logging import get_logger
 from mq.rpc.status import details
-from mq.rpc.tls import Connect
+from mq.rpc.tls import BrokerChannel, Connect
 from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse
 
 log = get_logger(__name__)
@@ -59,7 +59,7 @@ class Greeter:
         self._connect = connect
         self._now_ms = now_ms
         self._metadata = metadata
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, BrokerChannel] = {}
         self._periods = 0
         # Addresses that did not answer, and in which period.
         self._failed: dict[str, int] = {}

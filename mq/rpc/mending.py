@@ -23,7 +23,7 @@ from mq.broker.contracts import Peer
 from mq.errors import MqError
 from mq.logging import get_logger
 from mq.rpc.status import details
-from mq.rpc.tls import Connect
+from mq.rpc.tls import BrokerChannel, Connect
 from mq.store.damage import Damage, DamageKind
 from mq.store.segment import Segment
 from mq.store.segment_mending import (
@@ -82,7 +82,7 @@ class Mender:
         self._vfs = vfs
         self._node_id = node_id
         self._others = others
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, BrokerChannel] = {}
         # By segment: when it is tried again, the pause after that, and since when it is damaged.
         self._waits: dict[int, tuple[float, float, float]] = {}
         self._handed_over: set[int] = set()

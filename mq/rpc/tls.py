@@ -10,9 +10,10 @@ Everything here takes the newest generation of the files whenever a connection i
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -26,29 +27,10 @@ log = get_logger(__name__)
 
 # How long calls have to end on a channel that is replaced; each has a deadline, which is shorter.
 _GRACE_S = 30.0
+# More than the pause of gRPC after its first failure to look a name up.
+_UNCONNECTED_S_MAX = 2.0
 
 ChannelOptions = Sequence[tuple[str, int]]
-
-
-class BrokerChannel(Protocol):
-    """The part of a channel of gRPC that brokers use among themselves."""
-
-    def unary_unary(self, method: str, **serializers: Any) -> Any: ...
-
-    def unary_stream(self, method: str, **serializers: Any) -> Any: ...
-
-    def stream_stream(self, method: str, **serializers: Any) -> Any: ...
-
-    async def close(self) -> None: ...
-
-
-# Opens a channel to another broker.
-Connect = Callable[[str, ChannelOptions], BrokerChannel]
-
-
-def plain_channel(address: str, options: ChannelOptions) -> BrokerChannel:
-    channel: BrokerChannel = grpc.aio.insecure_channel(address, options=options)
-    return channel
 
 
 class BrokerCredentials(NamedTuple):
@@ -117,7 +99,7 @@ def from_config(config: BrokerConfig, metrics_tls: str = "off") -> BrokerTls:
     if not modes:
         if config.tls_cert:
             log.warning("clients connect without TLS: broker.tls is off", cert=config.tls_cert)
-        return BrokerTls(None, None, None, plain_channel, None)
+        return BrokerTls(None, None, None, BrokerChannel, None)
     certificates = Certificates(
         "broker",
         Files(config.tls_cert, config.tls_key, config.tls_ca),
@@ -127,13 +109,13 @@ def from_config(config: BrokerConfig, metrics_tls: str = "off") -> BrokerTls:
 
     def connect(address: str, options: ChannelOptions) -> BrokerChannel:
         is_optional = config.tls == "optional"
-        return _ReloadedChannel(certificates, address, options, is_optional=is_optional)
+        return BrokerChannel(address, options, certificates, is_optional=is_optional)
 
     return BrokerTls(
         listeners.get("main"),
         listeners.get("external"),
         listeners.get("metrics"),
-        plain_channel if config.tls == "off" else connect,
+        BrokerChannel if config.tls == "off" else connect,
         certificates,
     )
 
@@ -208,8 +190,9 @@ def _build(modes: Mapping[str, _Mode], files: Files, pem: Pem, leaf: Leaf) -> Br
     )
 
 
-class _ReloadedChannel:
-    """A channel that is opened again when the files have changed.
+class BrokerChannel:
+    """To another broker. It is opened again when the files have changed, and when it stays without
+    a connection: gRPC looks a name that it did not find up again after pauses of up to two minutes.
 
     While TLS is optional, the other broker may have been started with TLS or without: if calls do
     not find a connection of one kind, the next one tries the other.
@@ -217,19 +200,22 @@ class _ReloadedChannel:
 
     def __init__(
         self,
-        certificates: Certificates[BrokerCredentials],
         address: str,
         options: ChannelOptions,
+        certificates: Certificates[BrokerCredentials] | None = None,
         *,
-        is_optional: bool,
+        is_optional: bool = False,
     ) -> None:
-        self._certificates = certificates
+        """Plaintext without certificates."""
         self._address = address
         self._options = options
+        self._certificates = certificates
         self._is_optional = is_optional
-        self._is_plain = False
+        self._is_plain = certificates is None
         self._number = 0
         self._channel: grpc.aio.Channel | None = None
+        # As calls have found it; infinite: it has a connection, or tries its first one.
+        self._unconnected_since_s = math.inf
         self._closing: set[asyncio.Task[None]] = set()
 
     def unary_unary(self, method: str, **serializers: Any) -> Any:
@@ -242,24 +228,40 @@ class _ReloadedChannel:
         return self._newest().stream_stream(method, **serializers)
 
     def _newest(self) -> grpc.aio.Channel:
-        generation = self._certificates.generation
+        generation = self._certificates.generation if self._certificates else None
+        number = generation.number if generation else 0
         channel = self._channel
-        if channel is not None and self._is_optional and not _is_connected(channel):
-            self._is_plain = not self._is_plain
-            self._number = 0
-        if channel is None or self._number != generation.number:
-            if channel is not None:
-                task = asyncio.create_task(channel.close(_GRACE_S))
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
-            self._number = generation.number
-            self._channel = channel = self._open(generation.built)
+        if channel is not None and self._has_to_go(channel, number):
+            self._close_later(channel)
+            channel = None
+        if channel is None:
+            self._number = number
+            self._unconnected_since_s = math.inf
+            self._channel = channel = self._open(generation.built if generation else None)
         return channel
 
-    def _open(self, credentials: BrokerCredentials) -> grpc.aio.Channel:
-        if self._is_plain:
+    def _has_to_go(self, channel: grpc.aio.Channel, number: int) -> bool:
+        state = channel.get_state()
+        if self._is_optional and state is not grpc.ChannelConnectivity.READY:
+            self._is_plain = not self._is_plain
+            return True
+        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            self._unconnected_since_s = math.inf
+            return number != self._number
+        now_s = asyncio.get_running_loop().time()
+        self._unconnected_since_s = min(self._unconnected_since_s, now_s)
+        is_stuck = now_s - self._unconnected_since_s >= _UNCONNECTED_S_MAX
+        return is_stuck or number != self._number
+
+    def _open(self, credentials: BrokerCredentials | None) -> grpc.aio.Channel:
+        if self._is_plain or credentials is None:
             return grpc.aio.insecure_channel(self._address, options=self._options)
         return grpc.aio.secure_channel(self._address, credentials.channel, options=self._options)
+
+    def _close_later(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.create_task(channel.close(_GRACE_S))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         for task in self._closing:
@@ -268,5 +270,5 @@ class _ReloadedChannel:
             await self._channel.close()
 
 
-def _is_connected(channel: grpc.aio.Channel) -> bool:
-    return bool(channel.get_state() is grpc.ChannelConnectivity.READY)
+# Opens a channel to another broker.
+Connect = Callable[[str, ChannelOptions], BrokerChannel]

@@ -71,6 +71,8 @@ class Brokers:
 
     def wait_ready(self, *names: str) -> None:
         for name in names:
+            # B023, here and below: `poll` has called the function for the last time when the loop
+            # goes on.
             poll(lambda: self.pods[name].get("/readyz") == 200, f"{name} is ready")  # noqa: B023
 
     def wait_said(self, name: str, what: str) -> None:
@@ -136,6 +138,13 @@ def brokers(network: PodNetwork, tmp_path: Path) -> Iterator[Brokers]:
     found = Brokers(network, tmp_path)
     yield found
     print(found.logs())  # noqa: T201 - shown with a failure
+
+
+def test_a_pod_that_moves_leaves_the_others_their_dns_server(network: PodNetwork) -> None:
+    """Of the network of these tests: pods that stay know where it is, and ask nobody."""
+    pod, before = network.pod("mover"), network.hub_mac()
+    pod.move()
+    assert network.hub_mac() == before
 
 
 def test_pods_start_one_by_one_while_their_names_do_not_resolve_yet(
@@ -204,6 +213,35 @@ def test_a_set_whose_nodes_all_died_comes_back_with_other_addresses_and_all_its_
         pod.kill()
         pod.move()
     # A StatefulSet gives out names before pods are ready, in no order.
+    brokers.start(*NAMES)
+    network.publish(*brokers.pods.values())
+    brokers.wait_ready(*NAMES)
+    said = client.end()
+    assert (said["failed"], said["lost"], said["is_in_order"]) == ([], [], True)
+
+
+def test_a_client_keeps_asking_for_names_that_do_not_resolve(
+    network: PodNetwork, brokers: Brokers
+) -> None:
+    """As of pods that no machine has room for. gRPC by itself asks for such a name after pauses of
+    1, 1.6, 2.6 s and so on up to two minutes, and brokers that are back would be missed as long.
+    """
+    network.publish(*brokers.pods.values())
+    brokers.start(*NAMES)
+    brokers.wait_ready(*NAMES)
+    pod = network.pod("client")
+    client = Client(pod, brokers).wait_stored()
+    network.withdraw(*brokers.pods.values())
+    for one in brokers.pods.values():
+        one.kill()
+        one.move()
+    network.questions.clear()
+    for one in brokers.pods.values():
+        # With the pauses of gRPC it would be four minutes.
+        poll(
+            lambda: network.questions[pod.address, one.host] >= 12,  # noqa: B023
+            f"the client asks for {one.name} again and again",
+        )
     brokers.start(*NAMES)
     network.publish(*brokers.pods.values())
     brokers.wait_ready(*NAMES)

@@ -13,7 +13,7 @@ from mq.rpc import greeting, methods
 from mq.rpc.access import any_caller
 from mq.rpc.greeting import Greeter
 from mq.rpc.http2 import Http2Listener
-from mq.rpc.tls import plain_channel
+from mq.rpc.tls import BrokerChannel
 from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse, PeerSet
 from tests.support.consensus import Node, eventually, on_loop
 from tests.support.raft_cluster import free_port
@@ -55,7 +55,7 @@ async def greeting_to(monkeypatch: pytest.MonkeyPatch, *seeds: str) -> AsyncIter
     node = Node(seeds=",".join(seeds))
     directory = node.broker.directory
     # Its own set has another node, which is not there.
-    task = asyncio.create_task(Greeter(directory, node.broker.steady_ms, plain_channel).run())
+    task = asyncio.create_task(Greeter(directory, node.broker.steady_ms, BrokerChannel).run())
     try:
         yield directory
         assert not task.done()
@@ -143,7 +143,7 @@ async def test_a_live_broker_behind_a_dead_one_is_greeted_in_the_first_round(
         places = [f"127.0.0.1:{free_port()}", alive]
         node.machine.state.sets.put(PeerSet(name="b", addresses=places))
         task = asyncio.create_task(
-            Greeter(node.broker.directory, node.broker.steady_ms, plain_channel).run()
+            Greeter(node.broker.directory, node.broker.steady_ms, BrokerChannel).run()
         )
         await eventually(lambda: known(node.broker.directory) == ["b", "set-0"])
         task.cancel()

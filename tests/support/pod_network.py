@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "mq-brokers.shop.svc.cluster.local"
 _CLONE_NEWNET = 0x4000_0000
-_HUB_ADDRESS = "10.214.0.1"
+_HUB_ADDRESS, _HUB_MAC = "10.214.0.1", "02:00:0a:d6:00:01"
 _COMMAND_S = 60.0
 _PROBE_S = 30.0
 _TTL_S = 5
@@ -75,11 +77,16 @@ class PodNetwork:
         self.answers = True
         self._pods: list[Pod] = []
         self.names: dict[str, str] = {}
+        # By the address that asked, and the name.
+        self.questions: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Self:
         try:
             _must("netns", "add", self.hub)
-            _must("-netns", self.hub, "link", "add", "bridge", "type", "bridge")
+            # Without an address of its own a bridge takes the lowest of its ports: a pod that left
+            # would change it, and the others would send to the old one for up to a minute.
+            bridge = ("link", "add", "bridge", "address", _HUB_MAC, "type", "bridge")
+            _must("-netns", self.hub, *bridge)
             _must("-netns", self.hub, "address", "add", f"{_HUB_ADDRESS}/16", "dev", "bridge")
             _must("-netns", self.hub, "link", "set", "bridge", "up")
             self._dns = _Dns(self)
@@ -104,7 +111,17 @@ class PodNetwork:
 
     def publish(self, *pods: Pod) -> None:
         """Their names resolve to the addresses that they have now."""
-        self.names.update({f"{pod.name}.{DOMAIN}": pod.address for pod in pods})
+        self.names.update({pod.host: pod.address for pod in pods})
+
+    def withdraw(self, *pods: Pod) -> None:
+        """Their names do not exist any more, as of pods that are nowhere."""
+        for pod in pods:
+            del self.names[pod.host]
+
+    def hub_mac(self) -> str:
+        """Where pods send what is for the DNS server."""
+        done = _ip("-netns", self.hub, "-json", "link", "show", "bridge")
+        return str(json.loads(done.stdout)[0]["address"])
 
     def next_address(self) -> str:
         self._addresses += 1
@@ -120,6 +137,11 @@ class Pod:
         self._network = network
         self._namespace = namespace
         self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def host(self) -> str:
+        """Its name in the DNS."""
+        return f"{self.name}.{DOMAIN}"
 
     @property
     def is_running(self) -> bool:
@@ -251,9 +273,9 @@ class _Dns:
                 if not query:
                     return
                 if self._network.answers:
-                    self._socket.sendto(self._answer(query), sender)
+                    self._socket.sendto(self._answer(query, sender[0]), sender)
 
-    def _answer(self, query: bytes) -> bytes:
+    def _answer(self, query: bytes, sender: str) -> bytes:
         """RFC 1035: a head of 12 bytes, the question, and at most one address."""
         labels, at = [], 12
         while query[at]:
@@ -261,7 +283,9 @@ class _Dns:
             at += 1 + query[at]
         question = query[12 : at + 5]
         (kind,) = struct.unpack_from(">H", query, at + 1)
-        address = self._network.names.get(".".join(labels).lower())
+        name = ".".join(labels).lower()
+        self._network.questions[sender, name] += kind == _A
+        address = self._network.names.get(name)
         has_answer = address is not None and kind == _A
         code = 0 if address is not None else _NXDOMAIN
         head = query[:2] + struct.pack(">HHHHH", 0x8580 | code, 1, int(has_answer), 0, 0)

@@ -4,7 +4,8 @@
 and metadata of them, as one generation: files that change are read again, at most every few
 seconds, and the last good generation counts while one of them is half written. A secret is in no
 repr, log line or error text. `Channels` are opened by the credentials and closed with the client;
-one that was replaced is closed when the last call on it has ended: no call fails by that.
+one that was replaced is closed when the last call on it has ended: no call fails by that. A channel
+that stays without a connection is replaced, too, since gRPC looks its name up ever more seldom.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import logging
+import math
 import os
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,8 @@ _CLOSED = "the client is closed: make another one"
 _PROBE_S = 1.0
 # The least time between two looks at the files.
 LOOK_S = 5.0
+# More than the pause of gRPC after its first failure to look a name up, and than a fail-over takes.
+UNCONNECTED_S_MAX = 2.0
 
 _AUTHORIZATION, _NAMESPACE = "authorization", "mq-namespace"
 
@@ -244,9 +249,31 @@ def _signatures(paths: Sequence[FilePath]) -> list[tuple[int, int, int] | None]:
 class _Channel:
     """One channel, and the number of calls on it."""
 
+    address: str
     channel: grpc.aio.Channel
     calls: int = 0
     is_replaced: bool = False
+    # As the ends of calls have shown; infinite: it has a connection, or tries its first one.
+    _unconnected_since_s: float = math.inf
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether it was without a connection for so long that its name is to be looked up anew."""
+        if not self.is_failing:
+            self._unconnected_since_s = math.inf
+            return False
+        self._unconnected_since_s = min(self._unconnected_since_s, now_s)
+        return now_s - self._unconnected_since_s >= UNCONNECTED_S_MAX
+
+    @property
+    def is_failing(self) -> bool:
+        return bool(self.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
+    async def settle(self) -> None:
+        """Until its first attempt to connect has succeeded or failed, or it is closed."""
+        unsettled = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+        with contextlib.suppress(grpc.aio.UsageError):  # it is closed
+            while (state := self.channel.get_state(try_to_connect=True)) in unsettled:
+                await self.channel.wait_for_state_change(state)
 
 
 class Channels:
@@ -257,7 +284,10 @@ class Channels:
         self._channels: dict[str, _Channel] = {}
         # In use by calls that began before another one took their place.
         self._replaced: set[_Channel] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        # By address: about to take the place of one that is stuck.
+        self._fresh: dict[str, _Channel] = {}
+        # They end by themselves when all channels are closed.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @property
@@ -324,8 +354,7 @@ class Channels:
         self._renew()
         found = self._channels.get(address)
         if found is None:
-            found = _Channel(self.credentials.open(address))
-            self._channels[address] = found
+            found = self._channels[address] = _Channel(address, self.credentials.open(address))
         return found
 
     def _renew(self) -> None:
@@ -333,30 +362,77 @@ class Channels:
             return
         replaced, self._channels = self._channels, {}
         for one in replaced.values():
-            one.is_replaced = True
-            self._replaced.add(one)
-            if not one.calls:
-                self._close_replaced(one)
+            self._replace(one)
+
+    def _replace(self, one: _Channel) -> None:
+        """There is another one in its place: it is closed when the calls on it have ended."""
+        one.is_replaced = True
+        self._replaced.add(one)
+        if not one.calls:
+            self._close_replaced(one)
 
     def _ended(self, used: _Channel) -> None:
         """A call on this channel is over."""
         used.calls -= 1
-        if used.is_replaced and not used.calls:
-            self._close_replaced(used)
+        if self._is_closed:
+            return
+        if used.is_replaced:
+            if not used.calls:
+                self._close_replaced(used)
+        elif used.is_stuck(asyncio.get_running_loop().time()) and _has_name(used.address):
+            self._look_up_anew(used)
+
+    def _look_up_anew(self, stuck: _Channel) -> None:
+        """gRPC looks a name that it did not find up again after a pause of up to two minutes, which
+        nothing ends: a broker that comes back with another address would be missed for so long. A
+        new channel looks at once.
+        """
+        if stuck.address not in self._fresh:
+            fresh = _Channel(stuck.address, self.credentials.open(stuck.address))
+            self._fresh[stuck.address] = fresh
+            self._spawn(self._take_place(stuck, fresh))
+
+    async def _take_place(self, stuck: _Channel, fresh: _Channel) -> None:
+        """Not before it is known whether it connects: calls on it would wait for that, and on the
+        other one they fail at once.
+        """
+        await fresh.settle()
+        if self._is_closed:
+            return
+        del self._fresh[fresh.address]
+        # It may have a connection by now, or was replaced by one with other credentials.
+        if self._channels.get(stuck.address) is stuck and stuck.is_failing:
+            self._channels[fresh.address] = fresh
+            self._replace(stuck)
+        else:
+            await fresh.channel.close()
 
     def _close_replaced(self, one: _Channel) -> None:
         if one in self._replaced and not self._is_closed:
             self._replaced.discard(one)
-            task = asyncio.get_running_loop().create_task(one.channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._spawn(one.channel.close())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         self._is_closed = True
-        channels, self._channels = [*self._channels.values(), *self._replaced], {}
+        channels = [*self._channels.values(), *self._replaced, *self._fresh.values()]
+        self._channels = {}
         for one in channels:
             await one.channel.close()
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*self._tasks)
+
+
+def _has_name(address: str) -> bool:
+    """Whether its host is a name, which may lead elsewhere later."""
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return True
+    return False
 
 
 async def speaks_tls(address: str) -> bool:

@@ -15,7 +15,7 @@ from mq.broker.contracts import Peer
 from mq.errors import MessagesDamaged
 from mq.rpc import mending
 from mq.rpc.mending import Mender, Others
-from mq.rpc.tls import plain_channel
+from mq.rpc.tls import BrokerChannel
 from mq.store.store import Store
 from tests.support.raft_cluster import free_port
 from tests.support.stores import fill, new_store, reopen
@@ -47,7 +47,7 @@ class Scene:
         asyncio.run(self._run_until(question, is_found_later=is_found_later))
 
     async def _run_until(self, question: Callable[[], bool], *, is_found_later: bool) -> None:
-        others = Others(self._ask_peers, plain_channel, lambda: self._is_leading, self._hand_over)
+        others = Others(self._ask_peers, BrokerChannel, lambda: self._is_leading, self._hand_over)
         task = asyncio.create_task(Mender(self.store, self.vfs, "a", others).run())
         if is_found_later:
             await asyncio.sleep(0)  # the first pass finds nothing to do

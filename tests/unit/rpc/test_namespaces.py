@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq import names
@@ -54,6 +54,7 @@ TRANSLATED = sorted(METHODS.keys() - REFUSED.keys())
 # Of which answers are messages as they are stored.
 WITH_RUNS = ("ConsumerService/Pull", "ConsumerService/Subscribe", "ConsumerService/Receive")
 SEEDS = st.integers(0, 2**32)
+EXAMPLES = 25  # of each method, of which there are about ninety
 FOREIGN = ("rival%secret", "secret", "%RETRY%rival%secret", "%SYS%secret", "acme%x%secret")
 # An id of a producer may have any text; and a word without % may be any word.
 MEANT_OTHERWISE = {"acme%x%secret": [Kind.PRODUCER], "secret": [Kind.TEXT]}
@@ -215,6 +216,7 @@ def copied(message: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", TRANSLATED)
+@settings(max_examples=EXAMPLES)
 @given(seed=SEEDS)
 def test_names_of_requests_get_the_namespace(method: str, seed: int) -> None:
     asked = Filler(seed).message(METHODS[method].input_type)
@@ -223,6 +225,7 @@ def test_names_of_requests_get_the_namespace(method: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", TRANSLATED)
+@settings(max_examples=EXAMPLES)
 @given(seed=SEEDS)
 def test_fields_in_any_order_and_number_are_read_as_protobuf_does(method: str, seed: int) -> None:
     """Two messages behind each other are one; keys and lengths may be longer than they have to."""
@@ -255,6 +258,7 @@ def stretched(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("method", TRANSLATED)
+@settings(max_examples=EXAMPLES)
 @given(seed=SEEDS)
 def test_names_of_answers_lose_the_namespace(method: str, seed: int) -> None:
     filler = Filler(seed, with_groups=method not in WITH_RUNS)
@@ -267,6 +271,7 @@ def test_names_of_answers_lose_the_namespace(method: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", [one for one in TRANSLATED if "Security" not in one])
+@settings(max_examples=EXAMPLES)
 @given(seed=SEEDS)
 def test_names_of_others_are_in_no_answer(method: str, seed: int) -> None:
     filler = Filler(seed, with_groups=False, foreign=0.4)

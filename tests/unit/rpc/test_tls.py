@@ -28,7 +28,7 @@ def test_files_without_tls_are_not_read_and_the_log_says_so(
 ) -> None:
     found = tls.from_config(BrokerConfig(tls_cert="nowhere", tls_key="nowhere"))
     assert (found.main, found.external, found.certificates) == (None, None, None)
-    assert found.connect is tls.plain_channel
+    assert found.connect is tls.BrokerChannel
     assert "broker.tls is off" in caplog.text
     caplog.clear()
     tls.from_config(BrokerConfig())
@@ -122,7 +122,7 @@ def test_metrics_use_the_files_of_the_broker_with_or_without_tls_for_clients(fil
     assert found.main is None
     assert found.metrics is not None
     assert found.metrics.context().verify_mode is ssl.CERT_NONE
-    assert found.connect is tls.plain_channel
+    assert found.connect is tls.BrokerChannel
     with pytest.raises(IllegalConfig, match=r"metrics\.tls is on, and needs broker\.tls_cert"):
         tls.from_config(BrokerConfig(), "on")
 
