@@ -393,6 +393,10 @@ class Replica:
             self._receive_roster(message.roster)
         elif core is not None:
             ready = core.step(peer_id, frame, self._now_s())
+            if ready.truncate is not None and self._has_applied_in_vain(ready.truncate):
+                core = self._apply_anew(ready.truncate)
+                # It takes the entries, and says so, as if it had just been started.
+                ready = core.step(peer_id, frame, self._now_s())
             self._step(core, ready)
             if ready.must_start_over:
                 self._start_over(peer_id, message.term, message.start_over, memoryview(body))
@@ -434,6 +438,30 @@ class Replica:
         self._machine.start_over()
         core = self._start_core()
         self._perform(core, core.started_over(peer_id, term, self._now_s()))
+
+    def _has_applied_in_vain(self, from_index: int) -> bool:
+        """With async flush, what was committed can be lost with the power of a majority: the leader
+        that they elect then writes other entries in its place, whatever this node has applied.
+        """
+        return self._settings.counts_unsynced and from_index <= self._machine.applied_index
+
+    def _apply_anew(self, from_index: int) -> Core:
+        """Takes back entries that are applied: by the checkpoint that opens the log, from which all
+        that is left is applied again. Nothing of the decision to do so has been performed yet.
+        """
+        log.warning(
+            "a majority has lost entries that were committed: they are taken back here, too",
+            node=self.node_id,
+            from_index=from_index,
+            applied_index=self._machine.applied_index,
+        )
+        self.core = None
+        self.start_overs += 1
+        self.membership.forget()
+        self._sync_requested_index = 0
+        self.log.truncate(from_index)
+        self._machine.start_over()
+        return self._start_core()
 
     def _greet(self, core: Core, peer_id: str) -> None:
         core.connected(peer_id)

@@ -370,6 +370,41 @@ def test_async_flush_loses_what_was_acknowledged_when_two_fail_one_after_the_oth
             world.run(6.0)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_async_flush_takes_back_what_one_node_has_applied_and_a_majority_has_lost(
+    is_restarted: bool,
+) -> None:
+    """The others lead, and write other entries in its place: all nodes are the same again."""
+    with World(1, setup=ASYNC) as world:
+        leader = world.settle()
+        for node in world.nodes.values():
+            node.log.sync()
+        lost = world.commit(b"lost")
+        for _ in range(4):
+            world.commit(b"lost")
+        leader = world.settle()
+        keeper, other = world.others(leader)
+        keeper.machine.save()  # a checkpoint, which syncs the log first
+        assert keeper.machine.applied_index >= lost + 4
+        for node in (leader, other):
+            node.stop(is_power_loss=True, keep=0)
+        if is_restarted:
+            keeper.stop(is_power_loss=True, keep=0)
+            keeper.start()
+            keeper._committed = keeper.log.last_index  # which the ledger has heard of
+        world.ledger.forget(lost)
+        world.cut_off(keeper)
+        for node in (leader, other):
+            node.start()
+        world.run(3.0)
+        kept = [world.commit(b"kept") for _ in range(3)]
+        assert lost < kept[0] <= lost + 4 <= keeper.machine.applied_index
+        world.converge()
+        assert keeper.replica is not None
+        assert keeper.replica.start_overs == 1
+        assert world.ledger.acknowledged.keys() >= set(kept)
+
+
 def test_sync_flush_loses_nothing_when_all_machines_lose_power() -> None:
     with World(1) as world:
         world.settle()
