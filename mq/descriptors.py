@@ -4,6 +4,8 @@
                  nodes share the rest with clients, which get a quarter
     soft limit   `RESERVED` below it, so that clients can never take the last ones: the store opens
                  a file within `reserve` when none is left
+    a spare      one descriptor that is open for nothing: it is closed for a moment when a directory
+                 has to be synced, or a file to be removed, and not even the reserve is left
 
 A client that is refused comes again; a log that cannot open its next segment stands still.
 """
@@ -11,6 +13,7 @@ A client that is refused comes again; a log that cannot open its next segment st
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -23,14 +26,17 @@ _CONNECTIONS_MAX = 10_000
 _UNLIMITED = 1 << 20
 
 _lock = threading.Lock()
+_spare: int | None = None
 
 
 def claim() -> int:
-    """Raises the soft limit up to the reserve. Returns the hard one: many systems start a process
-    with 1,024 descriptors and let it ask for far more.
+    """Raises the soft limit up to the reserve, and opens the spare. Returns the hard limit: many
+    systems start a process with 1,024 descriptors and let it ask for far more.
     """
     limit = hard_limit()
     _set_soft(limit - RESERVED)
+    with _lock:
+        _open_spare()
     return limit
 
 
@@ -64,6 +70,29 @@ def reserve() -> Iterator[None]:
             yield
         finally:
             _set_soft(soft)
+
+
+@contextlib.contextmanager
+def borrowed() -> Iterator[None]:
+    """Within it one descriptor more may be taken, and is given back at its end: for what must not
+    fail because there are none. Any thread.
+    """
+    global _spare  # noqa: PLW0603 - descriptors are the process's
+    with _lock:
+        if _spare is not None:
+            os.close(_spare)
+            _spare = None
+        try:
+            yield
+        finally:
+            _open_spare()
+
+
+def _open_spare() -> None:
+    global _spare  # noqa: PLW0603 - as in `borrowed`
+    if _spare is None:
+        with contextlib.suppress(OSError):
+            _spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _set_soft(soft: int) -> None:

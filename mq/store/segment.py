@@ -60,6 +60,8 @@ class Segment:
         self._directory = directory
         self._log_file: File | None = None
         self._idx_file: File | None = None
+        # Its files are open for writing: it can become the active one again without a descriptor.
+        self._is_writable = False
         # Handles for reading only, of a segment that was unsealed or mended.
         self._retired: list[File] = []
         # Of a twin: the number of an entry, and the records from there on.
@@ -141,6 +143,7 @@ class Segment:
 
     def make_writable(self, segment_bytes: int, *, zeros: bool, executor: Executor | None) -> None:
         """Prepares for appends behind `end`."""
+        self._is_writable = True
         step = min(segment_bytes, _LOG_STEP_BYTES)
         self._log_room = Preallocator(self.log, self.end, step, zeros=zeros, executor=executor)
         step = min(segment_bytes // 16, _IDX_STEP_BYTES)
@@ -206,11 +209,12 @@ class Segment:
         """The segments behind this one are gone: it becomes the active one again, after
         `make_writable`.
         """
+        if not self._is_writable:
+            log, idx = self._vfs.open(self.log_path), self._vfs.open(self.idx_path)
+            # Not closed yet: another thread may be reading what stays.
+            self._retired += filter(None, (self._log_file, self._idx_file))
+            self._log_file, self._idx_file = log, idx
         self.is_sealed, self._sealed_at = False, None
-        log, idx = self._vfs.open(self.log_path), self._vfs.open(self.idx_path)
-        # Not closed yet: another thread may be reading what stays.
-        self._retired += filter(None, (self._log_file, self._idx_file))
-        self._log_file, self._idx_file = log, idx
 
     def sync(self) -> None:
         """Returns when all entries below the `end` at the time of the call are durable. Called from
@@ -243,6 +247,7 @@ class Segment:
         # Not closed yet: other threads may be reading by them.
         self._retired += filter(None, (self._log_file, self._idx_file))
         self._log_file = self._idx_file = self._sealed_at = None
+        self._is_writable = False
         self.open()
 
     # -- reading ----------------------------------------------------------------------------------
@@ -314,6 +319,7 @@ class Segment:
                 with contextlib.suppress(OSError):
                     file.close()
         self._log_file = self._idx_file = None
+        self._is_writable = False
         self._retired.clear()
 
     def remove(self) -> None:

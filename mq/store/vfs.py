@@ -283,7 +283,13 @@ class RealVfs:
         # The name goes at once. Giving back the pages of a large file takes as long as it is large,
         # and happens when it is closed for the last time: by a thread without waiters.
         with contextlib.suppress(FileNotFoundError):
-            fd = _open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fd = _open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                os.remove(path)
+                return
             try:
                 is_large = os.fstat(fd).st_size >= _LARGE_FILE_BYTES
                 os.remove(path)
@@ -344,11 +350,18 @@ def _open(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _directory(path: str) -> Iterator[int]:
-    fd = _open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    """To sync it, which must not fail for want of a descriptor: a failed sync stops the node."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = _open(path, flags)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            stack.enter_context(descriptors.borrowed())
+            fd = os.open(path, flags)
+        stack.callback(os.close, fd)
         yield fd
-    finally:
-        os.close(fd)
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

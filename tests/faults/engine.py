@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from tests.faults.sandbox import run
 SET = "a"
 HURT = "a1"
 _CHECK_MS = 30.0
+_DISK_BYTES = 1 << 30  # sparse
 _PORT, _RAFT_PORT = 8081, 8082
 _SLOW_DISK = Path(__file__).with_name("slow_disk.py")
 # So small that logs get new segments, and checkpoints are written, during each fault.
@@ -138,11 +140,13 @@ def why_no_slow_disk() -> str:
         importlib.import_module("mfusepy")
     except OSError as error:
         return f"no FUSE (Debian: libfuse3-3): {error}"
+    if shutil.which("mkfs.ext4") is None:
+        return "no mkfs.ext4 (Debian: e2fsprogs)"
     return ""
 
 
 class SlowDisk:
-    """Of one node: its directory is a mount of `slow_disk.py`."""
+    """Of one node: its directory is an ext4 file system on the disk of `slow_disk.py`."""
 
     def __init__(self, mount: Path) -> None:
         self._mount = mount
@@ -153,9 +157,14 @@ class SlowDisk:
     def mount(self) -> None:
         self._mount.mkdir(parents=True)
         self._below.mkdir()
-        command = (sys.executable, _SLOW_DISK, self._file, self._below, self._mount)
+        image = self._mount.with_name(f"{self._mount.name}.image")
+        with image.open("wb") as file:
+            file.truncate(_DISK_BYTES)
+        run("mkfs.ext4", "-q", "-F", str(image))
+        command = (sys.executable, _SLOW_DISK, self._file, image, self._below)
         self._process = subprocess.Popen(command)
-        questions.wait(lambda: os.path.ismount(self._mount), f"{self._mount} is mounted")
+        questions.wait(lambda: os.path.ismount(self._below), f"{self._below} is mounted")
+        run("mount", "-o", "loop", str(self._below / image.name), str(self._mount))
         self._check()
 
     def _check(self) -> None:
@@ -171,7 +180,9 @@ class SlowDisk:
 
     def unmount(self) -> None:
         if self._process is not None:
-            run("umount", "--lazy", str(self._mount))
+            self.delay(0)
+            run("umount", str(self._mount))
+            run("umount", "--lazy", str(self._below))
             self._process.kill()
             self._process.wait()
 

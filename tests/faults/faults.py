@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LEADER, FOLLOWER = "leader", "follower"
 _BOTH = (LEADER, FOLLOWER)
-_SLOW_SYNC_MS = 50.0
+_SLOW_FLUSH_MS = 50.0
 _NEVER_MS = 3_600_000.0
 _DELAY_MS = 20.0
 _HOUR_MS = 3_600_000
@@ -272,12 +272,12 @@ _QUIET = Fault(
 
 
 def _disk_faults() -> list[Fault]:
-    slow = functools.partial(slow_disk, delay_ms=_SLOW_SYNC_MS)
+    slow = functools.partial(slow_disk, delay_ms=_SLOW_FLUSH_MS)
     stalled = functools.partial(slow_disk, delay_ms=_NEVER_MS)
-    text = f"each sync takes {_SLOW_SYNC_MS:g} ms longer"
+    text = f"each flush takes {_SLOW_FLUSH_MS:g} ms longer"
     return [
         Fault("slow-disk", text, slow, has_slow_disk=True),
-        Fault("stalled-disk", "no sync ends", stalled, has_slow_disk=True),
+        Fault("stalled-disk", "no flush ends", stalled, has_slow_disk=True),
     ]
 
 

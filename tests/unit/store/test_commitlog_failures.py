@@ -178,6 +178,19 @@ def test_a_roll_without_a_descriptor_passes(part: str, error: int) -> None:
     assert payloads(open_log(vfs)) == [b"a", b"b", b"c"]
 
 
+def test_going_back_to_an_earlier_segment_needs_no_descriptor() -> None:
+    """What was not committed is cut also while a node has none left."""
+    vfs = disk()
+    log = new_log(vfs)
+    append(log, b"a", b"b")
+    segments_of(log, [b"c"])
+    vfs.fail("open", "commitlog", errno.EMFILE, times=1_000)
+    log.truncate(log.first_index + 2)
+    append(log, b"d")
+    log.sync()
+    assert payloads(log) == [b"a", b"d"]
+
+
 def test_a_roll_after_a_failed_append_starts_from_a_clean_end() -> None:
     vfs = disk()
     log = new_log(vfs)
