@@ -39,7 +39,7 @@ from mq.errors import MqError, QueueDamaged
 from mq.hashing import text_hash
 from mq.store.batch import Batch
 from mq.store.filepool import FilePool, PendingWrite
-from mq.store.rowblocks import BLOCK_ROWS, CRC_BYTES, RowBlocks, RowsDamaged, Tail
+from mq.store.rowblocks import BLOCK_ROWS, CRC_BYTES, BadRows, RowBlocks, RowsDamaged, Tail
 from mq.store.rowbuffer import RowBuffer, Rows
 from mq.store.vfs import Vfs
 
@@ -111,7 +111,9 @@ class DamagedIndexFile(NamedTuple):
     """A file that is not what was written, and what it should hold."""
 
     path: str
-    position: int  # where it was noticed
+    bad: BadRows  # as they were read
+    blocks: RowBlocks  # of these rows
+    tail: Tail
     header: Header  # as it is, or would be if the file were full
     written: int  # items
     is_full: bool
@@ -336,21 +338,18 @@ class KeyIndex:
         try:
             return blocks.read(self._files.get(path), row, row + 1, tail)
         except RowsDamaged as damaged:
-            position = blocks.position(damaged.bad.first)
+            bad = damaged.bad
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EIO):
                 raise
-            position = blocks.position(row)
+            bad = BadRows(row, row + 1)
         self._files.forget(path)  # a file that was removed or replaced is opened again
-        raise self.on_damage(self._damaged_file(name, path, position, header))
-
-    def _damaged_file(
-        self, name: str, path: str, position: int, header: Header | None
-    ) -> DamagedIndexFile:
+        place = path, bad, blocks, tail
         if header is not None:
-            return DamagedIndexFile(path, position, header, header.items, is_full=True)
+            raise self.on_damage(DamagedIndexFile(*place, header, header.items, is_full=True))
         filling = next(one for one in self._filling if one.name == name)
-        return DamagedIndexFile(path, position, filling.header(), filling.written, is_full=False)
+        file = DamagedIndexFile(*place, filling.header(), filling.written, is_full=False)
+        raise self.on_damage(file)
 
     # -- start, retention, end --------------------------------------------------------------------
 

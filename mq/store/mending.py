@@ -37,7 +37,7 @@ from mq.store.rebuilding import (
     rebuild_index_file,
     rebuild_units,
 )
-from mq.store.rowblocks import BadRows, RowBlocks, Tail
+from mq.store.rowblocks import BadRows, RowBlocks, RowsDamaged, Tail
 from mq.store.vfs import File, Vfs, is_shortage
 from mq.store.writeback import Writeback
 
@@ -110,7 +110,7 @@ class Mending:
         damage = Damage(DamageKind.QUEUE, file.path, position, reason, affected=file.affected)
         if self._correct_tails():
             return _rebuilding(file.affected)
-        return self._begin(damage, lambda job, walk: self._mend_queue(job, walk, file))
+        return self._begin(file, damage, lambda job, walk: self._mend_queue(job, walk, file))
 
     def index_damaged(self, file: DamagedIndexFile) -> MqError:
         header = file.header
@@ -120,13 +120,13 @@ class Mending:
         damage = Damage(
             DamageKind.INDEX,
             file.path,
-            file.position,
+            file.blocks.position(file.bad.first),
             "slots or items are not what was written",
             header.first_log_offset,
             header.last_log_offset,
             affected,
         )
-        return self._begin(damage, lambda job, walk: self._mend_index(job, walk, file))
+        return self._begin(file, damage, lambda job, walk: self._mend_index(job, walk, file))
 
     def _correct_tails(self) -> bool:
         """Whether there were any: a reader that met a wrong checksum may have met one of these."""
@@ -136,9 +136,12 @@ class Mending:
             self._queues.correct_tail(*change)
         return bool(changes)
 
-    def _begin(self, damage: Damage, mend: _Mend) -> MqError:
+    def _begin(self, file: DamagedFile | DamagedIndexFile, damage: Damage, mend: _Mend) -> MqError:
         path = damage.path
         with self._lock:
+            if path not in self._running and not self._is_damaged(file):
+                # It was mended since the reader read it.
+                return _rebuilding(damage.affected)
             self._damage.found(damage)
             failure = self._failures.get(path)
             if failure and failure.log_mended == self._damage.mended_total[DamageKind.LOG]:
@@ -156,6 +159,15 @@ class Mending:
             self._executor = self._executor or ThreadPoolExecutor(1, "mq-mending")
             self._executor.submit(self._run, job, mend, walk)
         return _rebuilding(damage.affected)
+
+    def _is_damaged(self, file: DamagedFile | DamagedIndexFile) -> bool:
+        """Reads again what a reader found."""
+        try:
+            with contextlib.closing(self._vfs.open(file.path, read_only=True)) as handle:
+                file.blocks.read(handle, file.bad.first, file.bad.end, file.tail)
+        except (RowsDamaged, OSError):
+            return True
+        return False
 
     def _rest(self) -> None:
         """The loop gets the processor in between."""

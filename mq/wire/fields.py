@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from mq.wire import varint
 
+_NUMBER_MAX = (1 << 29) - 1
+
 
 class Field(NamedTuple):
     """A field of the top level: its bytes in the message, and where the content begins."""
@@ -40,6 +42,8 @@ def fields(data: bytes | memoryview) -> Iterator[Field]:
                 at += 4
             case kind:
                 raise ValueError(f"field {tag >> 3} at byte {start} is of the unknown kind {kind}")
+        if not 0 < tag >> 3 <= _NUMBER_MAX:
+            raise ValueError(f"{tag >> 3} at byte {start} is no number of a field")
         if at > len(data):
             raise ValueError(f"field {tag >> 3} at byte {start} is cut short")
         yield Field(tag >> 3, start, content, at)

@@ -55,9 +55,15 @@ def open_log(
     )
 
 
-def new_log(vfs: Vfs, *, segment_bytes: int = SEGMENT_BYTES, zero_ahead: bool = False) -> CommitLog:
+def new_log(
+    vfs: Vfs,
+    *,
+    directory: str = DIRECTORY,
+    segment_bytes: int = SEGMENT_BYTES,
+    zero_ahead: bool = False,
+) -> CommitLog:
     """With its first checkpoint, entry 1."""
-    log = open_log(vfs, segment_bytes=segment_bytes, zero_ahead=zero_ahead)
+    log = open_log(vfs, directory=directory, segment_bytes=segment_bytes, zero_ahead=zero_ahead)
     log.roll(checkpoint())
     return log
 

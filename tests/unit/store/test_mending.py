@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mq.store.consumequeue import DamagedFile
+    from mq.store.keyindex import DamagedIndexFile
+
 # Two blocks in a file of a queue, the second one short; many segments.
 CONFIG = small_config(segment_bytes=16 << 10, queue_file_units=300, index_items=300)
 FOREVER_MS = 1 << 50
@@ -220,6 +223,39 @@ def test_held_batches_are_rebuilt_where_they_were_filed() -> None:
 def delayed(body: bytes, deliver_at_ms: int) -> Batch:
     wire = WireBatch(topic="orders", deliver_at_ms=deliver_at_ms, messages=[Message(body=body)])
     return accept(prepare(wire.SerializeToString()), 1 << 20)
+
+
+# -- read before, reported behind the mend ---------------------------------------------------------
+
+
+def test_a_report_of_what_was_mended_meanwhile_is_no_second_damage() -> None:
+    """The thread that mends may end between a read and its report."""
+    vfs, store = filled()
+    reports: list[Callable[[], MqError]] = []
+    mending = store._mending
+
+    def queue_damaged(file: DamagedFile) -> MqError:
+        reports.append(functools.partial(mending.queue_damaged, file))
+        return reports[-1]()
+
+    def index_damaged(file: DamagedIndexFile) -> MqError:
+        reports.append(functools.partial(mending.index_damaged, file))
+        return reports[-1]()
+
+    store.queues.watch(queue_damaged)
+    store.derived.index.on_damage = index_damaged
+    vfs.flip_bit(f"{QUEUE}/{0:020d}", 256 * 20)
+    rotten(lambda: bodies(store))
+    index = files_below(vfs, f"{DIRECTORY}/index")[0]
+    vfs.flip_bit(index, (vfs.file_size(index) or 0) - 1)
+    rotten(lambda: [keyed(store, f"{number}.0") for number in range(9)])
+    assert len(reports) == 2
+    before = store.damage.records()
+    for report in reports:
+        assert isinstance(report(), Rebuilding)
+    assert store.damage.records() == before
+    assert sum(store.damage.found_total.values()) == 2
+    assert open_damages(store) == [0, 0, 0]
 
 
 # -- what cannot be mended -------------------------------------------------------------------------

@@ -42,7 +42,7 @@ async def test_a_queue_that_is_being_rebuilt_is_delivered_a_moment_later() -> No
 async def test_a_queue_that_cannot_be_rebuilt_keeps_no_other_waiting_and_is_tried_again() -> None:
     one = await stream({A: 5, B: 5})
     flip(one.node, A)
-    one.node.vfs.fail("open", "/consumequeue/t/0", errno.EIO, after=1)
+    one.node.vfs.fail("open", "/consumequeue/t/0", errno.EIO, after=2)
     one.subscriber.assign(1, {A: 0, B: 0})
     await one.assigned()
     for number in range(5):
@@ -66,7 +66,7 @@ async def test_a_queue_that_cannot_be_rebuilt_keeps_no_other_waiting_and_is_trie
 async def test_a_queue_that_leaves_is_not_tried_again() -> None:
     one = await stream({A: 5, B: 5})
     flip(one.node, A)
-    one.node.vfs.fail("open", "/consumequeue/t/0", errno.EIO, after=1)
+    one.node.vfs.fail("open", "/consumequeue/t/0", errno.EIO, after=2)
     one.subscriber.assign(1, {A: 0, B: 0})
     await one.assigned()
     assert (await one.delivered()).queue == B
