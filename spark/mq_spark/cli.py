@@ -62,8 +62,8 @@ class SparkGroup(click.Group):
 def spark() -> None:
     """Archive, replay, measure topics with Apache Spark.
 
-    The pipelines run on this machine, or on a cluster with --master, and need
-    the packages of the extra `spark`.
+    The pipelines run on this machine, on a cluster with --master, or through
+    Spark Connect with --remote, and need the packages of the extra `spark`.
     """
 
 

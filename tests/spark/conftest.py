@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import mq_spark
-from tests.spark import shared_classes
+from tests.spark import shared_classes, warm_python
 
 shared_classes.use()
 
@@ -23,6 +23,11 @@ CONF = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.ui.enabled": "false",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_python() -> None:
+    warm_python.use()
 
 
 @pytest.fixture(scope="session")

@@ -76,8 +76,8 @@ def test_archives_have_all_columns_and_only_what_is_new(
         producer.send("shop-2", Message(b""))
         producer.send("shop-2", Message(bytes(500_000), tag="a"))
     options = {"servers": broker.address, "subscribePattern": "shop.*"}
-    assert archive(spark, tmp_path, options).stored[:2] == (62, 2)
-    assert archive(spark, tmp_path, options).stored == (0, 0, 0)
+    assert archive(spark, tmp_path, options)[:2] == (62, 2)
+    assert archive(spark, tmp_path, options) == (0, 0, 0)
 
     expected = spark.read.format("mq").options(**options, includeProperties="true").load()
     columns = [name for name in expected.columns if name != "topic"]
@@ -101,7 +101,7 @@ def test_archives_have_all_columns_and_only_what_is_new(
     # More messages and a topic of the pattern that was not there before.
     send_numbers(broker.address, _ODD, range(60, 65))
     send_numbers(broker.address, "shop.eu.3", range(65, 70))
-    assert archive(spark, tmp_path, options).stored[:2] == (10, 2)
+    assert archive(spark, tmp_path, options)[:2] == (10, 2)
     directory = ArchiveDirectory(tmp_path)
     assert [(day.topic, len(day.files())) for day in directory.days()] == [
         ("shop-2", 1),
@@ -126,7 +126,7 @@ def test_tags_are_filtered_and_a_lost_checkpoint_is_refused(
 ) -> None:
     send_numbers(broker.address, "tagged", range(30))
     options = {"servers": broker.address, "subscribe": "tagged", "tags": "a"}
-    assert archive(spark, tmp_path, options).stored.rows == 15
+    assert archive(spark, tmp_path, options).rows == 15
     assert _numbers(tmp_path) == list(range(0, 30, 2))
     (tmp_path / "_mq_archive" / "checkpoint").rename(tmp_path / "_lost")
     with pytest.raises(Exception, match="archived with another checkpoint"):

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from mq.client import PullConsumer
 from mq.client.lowlevel import ConnectionOptions
@@ -200,8 +200,11 @@ class Crash(Exception):
     """
 
 
-def _crash(_made: pa.Table) -> None:
-    raise Crash
+class Crashing(Measuring):
+    def take(self, frame: DataFrame, batch_id: int) -> None:
+        super().take(frame, batch_id)
+        if self.completed():
+            raise Crash
 
 
 def _measured(spark: SparkSession, measuring: Measuring, checkpoint: Path) -> Measuring:
@@ -213,6 +216,7 @@ def _measured(spark: SparkSession, measuring: Measuring, checkpoint: Path) -> Me
         running.awaitTermination(_DEADLINE_S)
     finally:
         measuring.count_late(running.recentProgress)
+    measuring.completed()
     measuring.finish(spark)
     return measuring
 
@@ -229,8 +233,8 @@ def test_windows_are_written_once_and_late_messages_are_counted(
     files = FigureFiles(tmp_path)
     checkpoint = tmp_path / "_checkpoint"
 
-    def run(show: Callable[[pa.Table], None] | None = None) -> Measuring:
-        measuring = Measuring(wanted, checkpoint, files=files, topic="figures", show=show)
+    def run(kind: type[Measuring] = Measuring) -> Measuring:
+        measuring = kind(wanted, checkpoint, files=files, topic="figures")
         return _measured(spark, measuring, checkpoint)
 
     # Windows over midnight; the newest message closes those that end at 60 s.
@@ -239,7 +243,7 @@ def test_windows_are_written_once_and_late_messages_are_counted(
     with PullConsumer(broker.address, "readers") as readers:
         readers.commit({("shop", 0): 100, ("shop", 1): 2})
     with pytest.raises(StreamingQueryException, match="Crash"):
-        run(_crash)
+        run(Crashing)
     with PullConsumer(broker.address, "readers") as readers:
         readers.commit({("shop", 0): 200})
     first = run()

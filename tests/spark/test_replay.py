@@ -71,7 +71,7 @@ def archived(
         send_numbers(broker.address, "payments", range(start + 100, start + 120))
     options = {"subscribe": "orders,payments", "maxOffsetsPerTrigger": "120"}
     done = archive(spark, path, {"servers": broker.address, **options})
-    assert done.stored[:2] == (240, 4)
+    assert done[:2] == (240, 4)
     queues = stored(broker.address, "orders") | stored(broker.address, "payments")
     return Archived(path, queues)
 

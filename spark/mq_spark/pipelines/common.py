@@ -1,7 +1,7 @@
 """Options that the pipelines share: brokers, Spark's settings, when to run.
 
     @click.command()
-    @with_pipeline          # first argument: Pipeline, of --server --json --master --conf
+    @with_pipeline          # first argument: Pipeline, of --server --json --master --remote --conf
     @with_runs              # keyword `runs`: Runs, of --checkpoint --once --every
     def archive(pipeline: Pipeline, runs: Runs, ...) -> None:
         with pipeline.session("archive") as session:
@@ -16,13 +16,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mq.cli.options import Brokers, Duration, with_brokers
+from mq_spark.session import OF_SQL, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +52,7 @@ class Pipeline:
 
     brokers: Brokers
     master: str
+    remote: str
     conf: Mapping[str, str]
 
     @property
@@ -68,10 +72,8 @@ class Pipeline:
         """
         if needs_broker:
             self.brokers.check()
-        # Here, so that help and errors of usage do not wait for PySpark.
-        from mq_spark.session import session
-
-        with session(f"mq spark {name}", master=self.master, conf=self.conf) as made:
+        made = session(f"mq spark {name}", master=self.master, remote=self.remote, conf=self.conf)
+        with made:
             yield made
 
 
@@ -92,8 +94,9 @@ class Runs:
 
 
 def with_pipeline(command: Command, taken: Collection[str] = ()) -> Command:
-    """Adds the flags of `with_brokers`, --master and --conf; the command gets them as Pipeline, its
-    first argument. `taken`: flags of a connection that the command has for something else.
+    """Adds the flags of `with_brokers`, --master, --remote and --conf; the command gets them as
+    Pipeline, its first argument. `taken`: flags of a connection that the command has for something
+    else.
     """
     with_conf = click.option(
         "--conf",
@@ -110,15 +113,38 @@ def with_pipeline(command: Command, taken: Collection[str] = ()) -> Command:
         help="Where Spark runs: local[N] with N tasks at a time, or a cluster's address. "
         "[default: local[*], or that of spark-submit]",
     )
+    with_remote = click.option(
+        "--remote",
+        metavar="sc://HOST:PORT",
+        default="",
+        envvar="SPARK_REMOTE",
+        help="A server of Spark Connect, in place of a master; also SPARK_REMOTE. It has mq, and "
+        "directories at the same paths.",
+    )
 
     @functools.wraps(command)
     def called(
-        brokers: Brokers, *args: Any, master: str, conf: dict[str, str], **others: Any
+        brokers: Brokers,
+        *args: Any,
+        master: str,
+        remote: str,
+        conf: dict[str, str],
+        **others: Any,
     ) -> Any:
+        _check_place(master, remote, conf)
         _check_packages()
-        return command(Pipeline(brokers, master, conf), *args, **others)
+        return command(Pipeline(brokers, master, remote, conf), *args, **others)
 
-    return with_brokers("", taken=taken)(with_master(with_conf(called)))
+    return with_brokers("", taken=taken)(with_master(with_remote(with_conf(called))))
+
+
+def _check_place(master: str, remote: str, conf: Mapping[str, str]) -> None:
+    if master and remote:
+        raise click.UsageError("--master and --remote (SPARK_REMOTE) are two places: give one")
+    # Spark would pass over them in silence.
+    vain = [key for key in conf if remote and not key.startswith(OF_SQL)]
+    if vain:
+        raise click.UsageError(f"--conf {vain[0]} is for the start of the server of --remote")
 
 
 def _check_packages() -> None:
@@ -133,6 +159,7 @@ def with_runs(command: Command) -> Command:
     with_checkpoint = click.option(
         "--checkpoint",
         metavar="DIR",
+        callback=_checkpoint,
         help="Where it is written how far this got; a restart goes on from there. "
         "[default: beside the result]",
     )
@@ -161,8 +188,13 @@ def with_runs(command: Command) -> Command:
 
 def _master(_context: click.Context, _option: click.Parameter, given: str) -> str:
     if given.startswith("sc:"):
-        raise click.BadParameter("Spark Connect has no driver here: give spark://, local[N], ...")
+        raise click.BadParameter(f"for Spark Connect give --remote {given}")
     return given
+
+
+def _checkpoint(_context: click.Context, _option: click.Parameter, given: str | None) -> str | None:
+    """Other processes have other directories; an address is one everywhere."""
+    return given if not given or re.match(r"[a-z0-9]+:", given) else str(Path(given).absolute())
 
 
 def _conf(

@@ -72,12 +72,13 @@ class Seen:
         """One batch; one that was taken already changes nothing. While nothing comes in, Spark
         repeats the number of the last batch, with no rows.
         """
-        self.lag = _lag(record.get("sources", ()), self.lag)
+        self.lag = _lag(record["sources"], self.lag)
         if record["batchId"] <= self.batch_id:
             return
         self.batch_id = record["batchId"]
         self.batches += 1
-        self.rows += record["numInputRows"]
+        # Their sum is not in the records of Spark Connect.
+        self.rows += sum(source["numInputRows"] for source in record["sources"])
         self._recent.append((now_s, self.rows))
 
     def rows_per_s(self, now_s: float) -> float:

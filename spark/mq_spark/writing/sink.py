@@ -2,6 +2,7 @@
 
 A batch that runs again after a crash has the same query id and batch id, which go along as
 `txnAppId` and `txnVersion`, see `writer`. It is one action: for it, the source is read once.
+Through Spark Connect the id of the query is found in its checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
@@ -22,12 +23,13 @@ from mq.client.lowlevel import ConnectionOptions
 from mq.errors import MqError
 from mq_spark.errors import MqSparkError
 from mq_spark.options import connection_options
+from mq_spark.query_id import query_id
 from mq_spark.writing.writer import check_columns, write_target
 
 ColumnLike: TypeAlias = str | Column
 ToMessage: TypeAlias = Callable[[Row], Message | bytes | str]
 
-_QUERY_ID, _RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
+_RUN_ID = "spark.jobGroup.id"
 _MADE = (
     "body binary, keys array<string>, tag string, ordering_key string, "
     "properties map<string,string>"
@@ -58,6 +60,7 @@ def sink(  # noqa: PLR0913
     topic_column: ColumnLike | None = None,
     message: ToMessage | None = None,
     name: str = "",
+    checkpoint: str = "",
     compress_above_bytes: int = 4096,
     timeout_s: int = 120,
     **connection: Any,
@@ -67,8 +70,9 @@ def sink(  # noqa: PLR0913
 
     What a message has is told by columns, or made of each row by `message`, which is slower. All
     go to `topic`, or each to its `topic_column`. Several sinks in one query that have the same
-    topic need a `name` each. Works in queries only: elsewhere, df.write.format("mq") does. Options
-    are checked at once: MqSparkError.
+    topic need a `name` each. Works in queries only: elsewhere, df.write.format("mq") does. Through
+    Spark Connect it needs the query's `checkpoint`, its checkpointLocation. Options are checked at
+    once: MqSparkError.
 
     `connection`: `tls`, `ca`, `cert`, `key`, `api_key`, `api_key_file`, `namespace` and `zone`, as
     clients take them. Each machine that runs tasks needs the files.
@@ -95,7 +99,7 @@ def sink(  # noqa: PLR0913
     write_target(options)
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        with _identity(frame, batch_id, name or topic or "topics") as identity:
+        with _identity(frame, batch_id, name or topic or "topics", checkpoint) as identity:
             if message is not None:
                 made = frame.mapInArrow(_messages(message, frame.schema), _MADE)
             else:
@@ -120,22 +124,18 @@ def _column(one: ColumnLike) -> Column:
 
 
 @contextmanager
-def _identity(frame: DataFrame, batch_id: int, name: str) -> Iterator[dict[str, str]]:
+def _identity(
+    frame: DataFrame, batch_id: int, name: str, checkpoint: str
+) -> Iterator[dict[str, str]]:
     """The options that name the batch, while it is written."""
-    try:
-        context = frame.sparkSession.sparkContext
-    except PySparkAttributeError:
-        raise MqSparkError(
-            "mq_spark.sink does not see its query through Spark Connect: use df.write.format('mq') "
-            "with the options txnAppId, a name of the query, and txnVersion, the batch id"
-        ) from None
-    query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID) or ""
-    if not query_id:
+    query, run_id = query_id(frame.sparkSession, checkpoint), _run_id(frame.sparkSession)
+    if not query:
         raise MqSparkError(
             "mq_spark.sink is for foreachBatch of a streaming query, whose id it needs to store "
-            "each row once: elsewhere use df.write.format('mq')"
+            "each row once: elsewhere use df.write.format('mq'); through Spark Connect give it the "
+            "query's checkpointLocation, sink(..., checkpoint=...)"
         )
-    app_id = f"{query_id}/{name}"
+    app_id = f"{query}/{name}"
     if _newest.get((app_id, run_id)) == batch_id:
         raise MqSparkError(
             f"batch {batch_id} came to the sink {name} twice: the second one would pass for the "
@@ -148,6 +148,14 @@ def _identity(frame: DataFrame, batch_id: int, name: str) -> Iterator[dict[str, 
         # It may be tried again, by a function that catches this.
         del _newest[app_id, run_id]
         raise
+
+
+def _run_id(session: SparkSession) -> str:
+    """Empty through Spark Connect, where each run has a process of its own."""
+    try:
+        return session.sparkContext.getLocalProperty(_RUN_ID) or ""
+    except PySparkAttributeError:
+        return ""
 
 
 def _messages(

@@ -1,5 +1,5 @@
 """A client of Spark Connect, without Java: a query from topic to topic, whose task stops in the
-middle the first time, the same by `foreachBatch`, and a count of what is there then.
+middle the first time, the same by `foreachBatch` and by a sink, and a count of what is there then.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+import mq_spark
 from tests.spark.cluster.queries import run_to_end
 
 PORTIONS = 4
@@ -38,13 +39,17 @@ def main(address: str, servers: str, home: str) -> None:
     to_topic = stopping.writeStream.format("mq").options(servers=servers, topic="by-connect")
     run_to_end({f"{home}/checkpoint": to_topic})
 
+    checkpoint = f"{home}/checkpoint-foreach"
+    to_sink = mq_spark.sink(servers=servers, topic="by-connect-sink", checkpoint=checkpoint)
+
     def write(frame: DataFrame, batch_id: int) -> None:
         identity = {"txnAppId": "by-connect", "txnVersion": str(batch_id)}
         for _ in range(2):  # the second time is as after a crash
             writer = frame.write.format("mq").mode("append").options(**identity)
             writer.options(servers=servers, topic="by-foreach").save()
+        to_sink(frame, batch_id)
 
-    run_to_end({f"{home}/checkpoint-foreach": stream.writeStream.foreachBatch(write)})
+    run_to_end({checkpoint: stream.writeStream.foreachBatch(write)})
     found = spark.read.format("mq").options(servers=servers, subscribe="by-connect").load()
     sys.stdout.write(f"{found.count()} rows\n")
 

@@ -14,18 +14,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from mq.client import Admin, Producer
-from tests.spark.cluster.standalone import DEADLINE_S, StandaloneCluster
+from tests.spark.cluster.standalone import DEADLINE_S, Process, StandaloneCluster
 from tests.spark.stored import bodies, count
 from tests.spark.test_tutorial import section
 from tests.support.broker_process import BrokerProcess
+from tests.support.waiting import poll
 
 _HERE = Path(__file__).parent
-_TARGETS = ("by-job", "by-format", "by-sink", "by-connect", "by-foreach")
+_TARGETS = ("by-job", "by-format", "by-sink", "by-connect", "by-foreach", "by-connect-sink")
 # Enough for a test, where more only take longer to start.
 _ONE_EXECUTOR = {"spark.cores.max": "1"}
 SENT = 4_000
@@ -38,7 +41,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """With a full topic and empty ones."""
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
         with Admin(broker.address) as admin:
-            for topic in ("in", *_TARGETS):
+            for topic in ("in", "kept", "kept-again", "figures", *_TARGETS):
                 admin.create_topic(topic, 2)
         with Producer(broker.address) as producer:
             for body in BODIES:
@@ -113,19 +116,77 @@ def test_pipelines_run_on_the_cluster_of_spark_submit(
     assert sorted(found) == sorted(BODIES)
 
 
+@pytest.fixture(scope="module")
+def remote(cluster: StandaloneCluster, packages: list[str]) -> Iterator[str]:
+    """A server of Spark Connect. It keeps an executor, which tests above have no use for."""
+    server, address = cluster.connect_server(packages, _ONE_EXECUTOR)
+    with server:
+        yield address
+
+
 def test_rows_of_spark_connect_are_stored_once_when_the_executor_is_killed(
-    cluster: StandaloneCluster, packages: list[str], servers: str, tmp_path: Path
+    cluster: StandaloneCluster, remote: str, servers: str, tmp_path: Path
 ) -> None:
     signs = tmp_path / "signs"
     signs.mkdir()
-    server, address = cluster.connect_server(packages, _ONE_EXECUTOR)
-    arguments = [str(_HERE / "connect_client.py"), address, servers, str(tmp_path)]
-    with server, cluster.client("client", *arguments) as client:
+    arguments = [str(_HERE / "connect_client.py"), remote, servers, str(tmp_path)]
+    with cluster.client("client", *arguments) as client:
         client.poll(lambda: list(signs.iterdir()), "the task is in the middle")
         client.poll(functools.partial(count, servers, "by-connect"), "rows are stored")
         assert count(servers, "by-connect") < SENT
         (executor,) = cluster.executors()
         os.kill(executor, signal.SIGKILL)
         assert f"{SENT} rows" in client.wait()
-    for topic in ("by-connect", "by-foreach"):
+    for topic in ("by-connect", "by-foreach", "by-connect-sink"):
         assert bodies(servers, topic) == sorted(BODIES), topic
+
+
+def test_pipelines_run_through_spark_connect_also_when_their_command_is_killed(
+    cluster: StandaloneCluster, remote: str, servers: str, tmp_path: Path
+) -> None:
+    archive, figures = tmp_path / "archive", tmp_path / "figures"
+
+    def pipeline(name: str, *arguments: str) -> Process:
+        common = ["--server", servers, "--remote", remote]
+        return cluster.client(name, "-m", "mq", "spark", name, *common, *arguments)
+
+    def archived() -> list[int]:
+        found = sorted(archive.glob("topic=*/date=*/*.parquet"))
+        tables = [pq.read_table(file, columns=["body"], partitioning=None) for file in found]
+        return sorted(int(body) for table in tables for body in table["body"].to_pylist())
+
+    archiving = ["--topics", "kept", "--to", str(archive)]
+    with pipeline("archive", *archiving, "--every", "200ms") as killed:
+        _send_numbers(servers, "kept", range(100))
+        killed.poll(lambda: len(archived()) == 100, "the archive has what was sent")
+    # The query is the server's, and goes on, until the same command takes over.
+    _send_numbers(servers, "kept", range(100, 200))
+    poll(lambda: len(archived()) == 200, "the archive goes on without its command", DEADLINE_S)
+    _send_numbers(servers, "kept", range(200, 300))
+    with pipeline("archive", *archiving, "--once") as again:
+        again.wait()
+    assert archived() == list(range(300))
+
+    with pipeline("replay", "--from", str(archive), "--to-topic", "kept-again") as replay:
+        assert "Replayed 300 messages" in replay.wait()
+    assert sorted(map(int, bodies(servers, "kept-again"))) == list(range(300))
+
+    windows = ["--window", "1s", "--watermark", "0s", "--once", "--json"]
+    places = ["--to", str(figures), "--to-topic", "figures"]
+    with pipeline("metrics", "--topics", "kept", *windows, *places) as metrics:
+        output = metrics.wait()
+    measured = json.loads(output[output.index("[") : output.rindex("]") + 1])
+    assert sum(window["messages"] for window in measured) == 300
+    complete = [window for window in measured if window["is_complete"]]
+    assert complete
+    assert sorted(map(json.loads, bodies(servers, "figures")), key=_start) == complete
+
+
+def _send_numbers(servers: str, topic: str, numbers: range) -> None:
+    with Producer(servers) as producer:
+        for number in numbers:
+            producer.send_async(topic, str(number))
+
+
+def _start(window: dict[str, Any]) -> str:
+    return str(window["window_start"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory, mer
 from mq_spark.pipelines.archiving.compact import compact as command
 from mq_spark.pipelines.archiving.compaction import compact, exchange, plan
 from tests.support import power
+from tests.support.waiting import poll
 
 _QUERY = "query-1"
 
@@ -95,6 +97,43 @@ def test_a_death_at_any_step_leaves_no_message_twice_and_none_out(tmp_path: Path
         if not supply.is_out:
             break
     assert steps > 10
+
+
+def test_what_spark_still_writes_for_an_earlier_try_is_no_part_of_the_batch(tmp_path: Path) -> None:
+    archive, tries = ArchiveDirectory(tmp_path), list[Path]()
+
+    def stopped(staged: Path) -> None:
+        tries.append(staged)
+        raise InterruptedError
+
+    def write(staged: Path) -> None:
+        _writer([1, 2])(staged)
+        _writer([1, 2])(tries[0])
+
+    with archive.locked():
+        with pytest.raises(InterruptedError):
+            archive.store(_QUERY, 0, stopped)
+        assert archive.store(_QUERY, 0, write).rows == 2
+    assert _numbers(tmp_path) == [1, 2]
+    assert not (archive.state / "staging").exists()
+
+
+def test_a_change_waits_for_that_of_another_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive, other = ArchiveDirectory(tmp_path), ArchiveDirectory(tmp_path)
+
+    def change() -> int:
+        with other.changing():
+            return other.store(_QUERY, 0, _writer([1, 2], files=1)).rows
+
+    with ThreadPoolExecutor(1) as pool, archive.locked():
+        with archive.changing():
+            waiting = pool.submit(change)
+            poll(lambda: "waiting for the process" in caplog.text, "it waits")
+            archive.store(_QUERY, 0, _writer([1, 2]))
+        assert waiting.result() == 0
+    assert _numbers(tmp_path) == [1, 2]
 
 
 def test_another_checkpoint_is_refused_before_anything_is_written(tmp_path: Path) -> None:

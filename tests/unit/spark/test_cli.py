@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mq.extras import install
+from mq_spark.pipelines.archiving.archive import archive
 
 # As `mq`, in a Python that does not have the packages of the first argument.
 WITHOUT = """
@@ -75,3 +77,23 @@ def test_a_pipeline_that_lacks_a_package_names_it(tmp_path: Path) -> None:
         "error: SPARK_FAILED: the package pyarrow is not installed; `mq spark` needs it: "
         f"{INSTALL}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--master", "sc://spark:15002"], "give --remote sc://spark:15002"),
+        (["--master", "local", "--remote", "sc://spark"], "two places: give one"),
+        (["--remote", "sc://spark", "--conf", "spark.archives=a.zip"], "spark.archives is for"),
+    ],
+)
+def test_a_place_of_spark_is_told_in_one_way(arguments: list[str], told: str) -> None:
+    ended = CliRunner().invoke(archive, ["--topics", "t", "--to", "/nowhere", *arguments])
+    assert ended.exit_code == 2
+    assert told in ended.output
+
+
+def test_a_server_of_spark_connect_is_found_in_the_environment() -> None:
+    arguments = ["--topics", "t", "--to", "/nowhere", "--master", "local"]
+    ended = CliRunner().invoke(archive, arguments, env={"SPARK_REMOTE": "sc://spark"})
+    assert "--remote (SPARK_REMOTE)" in ended.output

@@ -21,6 +21,9 @@ def test_a_batch_that_is_repeated_replaces_its_rows(tmp_path: Path) -> None:
     files.add(table(row(2), row(3, messages=1)), "q", 4)
     files.add(table(row(2), row(3, messages=2)), "q", 4)
     assert files.read()["messages"].to_pylist() == [120, 120, 120, 2]
+    # One that came before: a process that was left behind does it again.
+    files.add(table(row(0), row(1)), "q", 1)
+    assert len(files.read()) == 4
     # The same number, but of another query.
     files.add(table(row(4)), "other", 4)
     assert len(files.read()) == 5

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mq_spark.session import choose_python, merged
+from mq_spark.errors import MqSparkError
+from mq_spark.session import choose_python, merged, session
+from tests.support.raft_cluster import free_port
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -59,3 +61,14 @@ def test_options_of_java_come_behind_ours_since_java_takes_the_last() -> None:
     assert merged({JAVA_OPTIONS: "-Xss64m -Da=b"})[JAVA_OPTIONS] == f"{ours} -Xss64m -Da=b"
     # What was merged once is not kept for the next session.
     assert merged({})[JAVA_OPTIONS] == ours
+
+
+def test_an_address_where_no_server_of_spark_connect_is_is_told_at_once() -> None:
+    with pytest.raises(MqSparkError, match="no answer; is a server of Spark Connect running"):
+        session(remote=f"sc://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize("remote", ["10.0.0.1", "spark://10.0.0.1:7077", "sc://a:b", "sc://"])
+def test_an_address_that_is_none_of_spark_connect_is_refused(remote: str) -> None:
+    with pytest.raises(MqSparkError, match=r"is not like sc://HOST:15002"):
+        session(remote=remote)

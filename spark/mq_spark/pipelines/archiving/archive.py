@@ -28,6 +28,7 @@ from mq_spark.pipelines.archiving.compact import today
 from mq_spark.pipelines.archiving.compaction import FILE_MIB, MIB, Compacted, compact
 from mq_spark.pipelines.archiving.delta_log import DeltaLog
 from mq_spark.pipelines.common import Pipeline, Runs, with_pipeline, with_runs
+from mq_spark.pipelines.reports import Reports
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +49,9 @@ _CONF = {
 
 @dataclasses.dataclass(slots=True)
 class Archiving:
-    """The batches of one run. `take` is for foreachBatch."""
+    """The batches of one run. `take` is for foreachBatch; it may run in another process than the
+    rest, see `reports`. The caller holds the directory's lock.
+    """
 
     directory: ArchiveDirectory
     checkpoint: str
@@ -57,17 +60,26 @@ class Archiving:
     with_compaction: bool = False
     delta_log: DeltaLog | None = None
     today: Callable[[], str] = today
-    stored: Stored = dataclasses.field(default_factory=Stored)
-    compacted: Compacted = dataclasses.field(default_factory=lambda: Compacted(0, 0, 0))
+    _stored: Stored = dataclasses.field(default_factory=Stored)
+    _compacted: Compacted = dataclasses.field(default_factory=lambda: Compacted(0, 0, 0))
     _compacted_on: str = ""
+
+    def begin(self) -> None:
+        """Before the first batch: what the last run has left is done."""
+        self._reports.clear()
+        with self.directory.changing():
+            if self.delta_log is not None:
+                self.delta_log.follow(self.directory.days())
+            self._compacted = self._compact_once_a_day()
 
     def take(self, frame: DataFrame, batch_id: int) -> None:
         """The batch is part of the archive when this returns; one that is already changes
         nothing.
         """
+        from mq_spark.query_id import query_id
+
         session = frame.sparkSession
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        assert query_id is not None  # noqa: S101 - Spark says it in foreachBatch
+        query = query_id(session, self.checkpoint)
         by_topic = offset_log.rows_of_batch(self.checkpoint, batch_id) or {}
         rows = min(sum(by_topic.values()), self.rows_per_trigger) or self.rows_per_trigger
 
@@ -82,25 +94,40 @@ class Archiving:
                 rows_per_file=self._rows_per_file(),
             )
 
-        more = self.directory.store(query_id, batch_id, write)
-        if self.delta_log is not None:
-            self.delta_log.follow(self.directory.newest_days())
-        self.stored = Stored(*map(sum, zip(self.stored, more, strict=True)))
-        self.compact_once_a_day()
-
-    def compact_once_a_day(self) -> None:
-        """Also when the archive ran through midnight."""
-        date = self.today()
-        if self.with_compaction and date != self._compacted_on:
-            done = compact(self.directory, date, self.file_bytes)
-            self.compacted = Compacted(*map(sum, zip(self.compacted, done, strict=True)))
-            self._compacted_on = date
+        with self.directory.changing():
+            stored = self.directory.store(query, batch_id, write)
             if self.delta_log is not None:
-                self.delta_log.follow(self.directory.days())
+                self.delta_log.follow(self.directory.newest_days())
+            compacted = self._compact_once_a_day()
+        self._reports.write(batch_id, json.dumps([stored, compacted]).encode())
+
+    def done(self) -> tuple[Stored, Compacted]:
+        """All that this run has done so far."""
+        for report in self._reports.take():
+            stored, compacted = json.loads(report)
+            self._stored = Stored(*map(sum, zip(self._stored, stored, strict=True)))
+            self._compacted = Compacted(*map(sum, zip(self._compacted, compacted, strict=True)))
+        return self._stored, self._compacted
 
     def details(self) -> str:
         """For the line of progress."""
-        return size(self.stored.size_bytes + self.directory.staged_bytes())
+        stored, _ = self.done()
+        return size(stored.size_bytes + self.directory.staged_bytes())
+
+    @property
+    def _reports(self) -> Reports:
+        return Reports(self.directory.state / "reports")
+
+    def _compact_once_a_day(self) -> Compacted:
+        """Also when the archive runs through midnight."""
+        date = self.today()
+        if not self.with_compaction or date == self._compacted_on:
+            return Compacted(0, 0, 0)
+        done = compact(self.directory, date, self.file_bytes)
+        self._compacted_on = date
+        if self.delta_log is not None:
+            self.delta_log.follow(self.directory.days())
+        return done
 
     def _rows_per_file(self) -> int:
         bytes_per_row = self.directory.bytes_per_row
@@ -112,7 +139,8 @@ class Archiving:
 def start(
     session: SparkSession, options: Mapping[str, str], archiving: Archiving, runs: Runs
 ) -> StreamingQuery:
-    """Starts the query with these options of the source. The caller holds the directory's lock."""
+    """Starts the query with these options of the source."""
+    archiving.begin()
     frame = session.readStream.format("mq").options(**options).load()
     writer = frame.writeStream.queryName("archive").foreachBatch(archiving.take)
     return runs.start(writer, archiving.checkpoint)
@@ -233,9 +261,6 @@ def archive(  # noqa: PLR0913 - one a flag
         archiving = Archiving(
             directory, checkpoint, rows_per_trigger, file_mib * MIB, with_compaction, delta_log
         )
-        if delta_log is not None:
-            delta_log.follow(directory.days())
-        archiving.compact_once_a_day()
         total = offset_log.backlog(options, checkpoint) if runs.is_once else None
         query = start(session, options, archiving, runs)
         progress.follow(query, "archive", total=total, details=archiving.details)
@@ -249,7 +274,7 @@ def _start(starting: Place) -> dict[str, str]:
 
 
 def _print_result(archiving: Archiving, target: Path, took_s: float, *, as_json: bool) -> None:
-    stored, compacted = archiving.stored, archiving.compacted
+    stored, compacted = archiving.done()
     if as_json:
         document: dict[str, Any] = {"directory": str(target), **stored._asdict()}
         document |= {"took_s": round(took_s, 3), "compacted": compacted._asdict()}

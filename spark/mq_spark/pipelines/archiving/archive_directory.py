@@ -4,13 +4,16 @@
     _mq_archive/plan.json            the files of the last batch that was decided
     _mq_archive/staging/             files of a batch that is being written
     _mq_archive/checkpoint/          Spark's: how far the topics are read
-    _mq_archive/lock                 held during every change
+    _mq_archive/reports/             what batches tell the command: see `reports`
+    _mq_archive/lock                 held by a command as long as it runs
+    _mq_archive/changing             locked during every change
     _delta_log/                      if it is a Delta table, too: see `delta_log`
 
 Readers list `topic=*/date=*/` and nothing else: names that begin with _ are not for them. A batch
 is written to staging, then its plan is written in one step, then its files are renamed to their
 places. Before the plan nothing of the batch is seen; behind it the files are moved, never written
 again, whatever Spark would make of the same batch the second time. So each message is there once.
+Each try of a batch has a directory of its own in staging: Spark may still write to the last one's.
 
 This module knows files only: neither Spark nor brokers.
 """
@@ -21,15 +24,16 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines.durable import sync, write_whole
+from mq_spark.pipelines.durable import alone, sync, write_whole
 
 STATE = "_mq_archive"
 VERSION = 1
@@ -66,7 +70,7 @@ class ArchiveDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While the block runs, no other process changes the directory; the work that a crash left
+        """While the block runs, no other command changes the directory; the work that a crash left
         behind is completed first. Raises MqSparkError if another process holds the lock.
         """
         self.state.mkdir(parents=True, exist_ok=True)
@@ -82,14 +86,19 @@ class ArchiveDirectory:
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n")
             lock.flush()
-            self.finish()
+            with self.changing():
+                self.finish()
             yield
+
+    def changing(self) -> AbstractContextManager[None]:
+        """While the block runs, no other process changes the directory."""
+        return alone(self.state / "changing")
 
     def store(self, query_id: str, batch_id: int, write: Callable[[Path], None]) -> Stored:
         """Makes the files that `write` puts into a directory of its own part of the archive.
 
         They are on disk and seen when this returns. A batch that was decided before is not written
-        again. The caller holds the lock.
+        again. For a block of `changing`.
         """
         plan = self._plan()
         if plan and plan["query"] != query_id:
@@ -101,7 +110,7 @@ class ArchiveDirectory:
         if plan and batch_id <= plan["batch"]:
             self.finish()
             return Stored()
-        staged = self._staging / str(batch_id)
+        staged = self._staging / f"{batch_id}-{secrets.token_hex(4)}"
         self._clear_staging()
         write(staged)
         stored = self._decide(query_id, batch_id, staged)
@@ -197,8 +206,8 @@ class ArchiveDirectory:
         return plan
 
     def _clear_staging(self) -> None:
-        if self._staging.exists():
-            shutil.rmtree(self._staging)
+        # What Spark still writes for an earlier try, it may write between two steps of this.
+        shutil.rmtree(self._staging, ignore_errors=True)
 
 
 def part_order(path: Path) -> tuple[int, int, str]:

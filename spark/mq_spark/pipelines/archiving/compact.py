@@ -57,7 +57,7 @@ def compact(directory: Path, *, before: str, file_mib: int, is_dry: bool, as_jso
     archive = ArchiveDirectory(directory.absolute())
     if not archive.state.exists():
         raise MqSparkError(f"{directory} is no archive: `mq spark archive` has not written to it")
-    with archive.locked():
+    with archive.locked(), archive.changing():
         delta_log = DeltaLog(archive.path) if archive.has_delta_log and not is_dry else None
         done = compact_days(archive, date, file_mib * MIB, is_dry=is_dry)
         if delta_log is not None:

@@ -53,7 +53,7 @@ def compact(
 ) -> Compacted:
     """Days before that date whose small files can become fewer ones of up to `file_bytes`.
 
-    The caller holds the lock. A day that is done stays done when a later one fails.
+    For a block of `changing`. A day that is done stays done when a later one fails.
     """
     leftovers = archive.state / "compaction"
     if leftovers.exists() and not is_dry:

@@ -152,7 +152,7 @@ def run(pipeline: Pipeline, *, runs: Runs, shop: str, folder: Path) -> None:
 
         topics = Topics.of(shop)
         create_topics(pipeline.connection, topics)
-        _follow(start(session, pipeline.connection, topics, str(folder), runs))
+        _follow(start(session, pipeline.connection, topics, str(folder.absolute()), runs))
 
 
 def _follow(queries: Mapping[str, StreamingQuery]) -> None:

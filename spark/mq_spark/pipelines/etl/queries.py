@@ -135,17 +135,28 @@ def sales(spark: SparkSession, connection: ConnectionOptions, topics: Topics) ->
     return joined.withColumn("status", status).select("orders.order_id", *SALE_COLUMNS[1:])
 
 
-def sessions_to_topic(connection: ConnectionOptions, topic: str) -> WriteBatch:
-    """Rows become messages by what the sink is told of their columns."""
+def sessions_to_topic(connection: ConnectionOptions, topic: str, checkpoint: str) -> WriteBatch:
+    """Rows become messages by what the sink is told of their columns. Of the checkpoint it needs
+    the id of the query, if this runs through Spark Connect.
+    """
     body = F.to_json(F.struct(*SESSION_COLUMNS))
-    return sink(**connection.shared, topic=topic, body=body, ordering_key="user")
+    return sink(
+        **connection.shared, topic=topic, body=body, ordering_key="user", checkpoint=checkpoint
+    )
 
 
-def sales_to_topic(connection: ConnectionOptions, topic: str) -> WriteBatch:
+def sales_to_topic(connection: ConnectionOptions, topic: str, checkpoint: str) -> WriteBatch:
     """With the status as the tag, so that a consumer can ask for what is unpaid alone."""
     body = F.to_json(F.struct(*SALE_COLUMNS))
     keys = F.array("order_id")
-    return sink(**connection.shared, topic=topic, body=body, keys=keys, tag="status")
+    return sink(
+        **connection.shared,
+        topic=topic,
+        body=body,
+        keys=keys,
+        tag="status",
+        checkpoint=checkpoint,
+    )
 
 
 def also_to_parquet(to_topic: WriteBatch, folder: str) -> WriteBatch:
@@ -172,17 +183,14 @@ def start(
 ) -> dict[str, StreamingQuery]:
     """Both queries, by name. `runs` says whether they end when all of now is done."""
     parts = {
-        "sessions": (
-            sessions(spark, connection, topics),
-            sessions_to_topic(connection, topics.sessions),
-        ),
-        "sales": (sales(spark, connection, topics), sales_to_topic(connection, topics.sales)),
+        "sessions": (sessions(spark, connection, topics), sessions_to_topic, topics.sessions),
+        "sales": (sales(spark, connection, topics), sales_to_topic, topics.sales),
     }
     started = {}
-    for name, (rows, to_topic) in parts.items():
-        write = also_to_parquet(to_topic, f"{folder}/{name}")
+    for name, (rows, to_topic, topic) in parts.items():
         # Each query has a checkpoint of its own: two must never share one.
         checkpoint = f"{runs.checkpoint or f'{folder}/checkpoints'}/{name}"
+        write = also_to_parquet(to_topic(connection, topic, checkpoint), f"{folder}/{name}")
         own = dataclasses.replace(runs, checkpoint=checkpoint)
         started[name] = own.start(rows.writeStream.queryName(name).foreachBatch(write), checkpoint)
     return started

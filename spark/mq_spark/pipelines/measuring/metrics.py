@@ -282,23 +282,24 @@ def _stream(
     from mq_spark.pipelines import progress
     from mq_spark.pipelines.measuring.metrics_stream import Measuring
 
-    def show(figures: pa.Table) -> None:
-        if shown.as_table or shown.as_json:
-            shown.show_lines(figures)
-        if files:
-            shown.draw(files.read(shown.windows_read_max))
-
     checkpoint = Path(runs.checkpoint or "").absolute()
     began_s = time.monotonic()
-    measuring = Measuring(
-        wanted, checkpoint, files=files, topic=to_topic, show=None if runs.is_once else show
-    )
+    measuring = Measuring(wanted, checkpoint, files=files, topic=to_topic)
     with pipeline.session("metrics") as session:
         query = runs.start(
             measuring.writer(session, starting).queryName("metrics"), str(checkpoint)
         )
 
+        def show(figures: pa.Table) -> None:
+            if shown.as_table or shown.as_json:
+                shown.show_lines(figures)
+            if files:
+                shown.draw(files.read(shown.windows_read_max))
+
         def details() -> str:
+            for figures in measuring.completed():
+                if not runs.is_once:
+                    show(figures)
             late = measuring.count_late(query.recentProgress)
             return f"{measuring.windows:,} windows" + (f"  {late:,} late" if late else "")
 

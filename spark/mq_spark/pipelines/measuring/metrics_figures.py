@@ -88,7 +88,8 @@ def figures(messages: DataFrame, measure: Measure) -> DataFrame:
             F.when(born_ms > 0, stored_ms - born_ms).alias("latency_ms"),
         )
         .withWatermark("at", watermark)
-        .withColumn("window", F.window("at", window))
+        # Not withColumn, by which Spark Connect loses the watermark of the window.
+        .select("*", F.window("at", window).alias("window"))
     )
     if messages.isStreaming:
         # Messages by the end of their window. Spark itself counts late ones as groups.

@@ -2,11 +2,11 @@
 
     DIR/date=2026-11-16/figures-00000.parquet    windows that are complete
     DIR/date=2026-11-16/open.parquet             those that are not yet, as of the last `--once`
-    DIR/.lock  DIR/_checkpoint                   readers of Parquet skip both
+    DIR/.lock DIR/.adding DIR/_checkpoint        readers of Parquet skip these
 
 A batch is added by writing the day's file anew beside the old one and renaming it. The file says
 which batch it took last and where that begins: when Spark repeats a batch after a crash, its rows
-are replaced. One program at a time writes into a directory.
+are replaced. One command at a time writes into a directory, and one batch at a time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,28 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines.durable import sync
+from mq_spark.pipelines.durable import alone, sync
 from mq_spark.pipelines.measuring.metrics_figures import KEYS, SCHEMA
 
 # A day of more than that has several files, so that adding a batch stays cheap.
 _FILE_BYTES_MAX = 16 << 20
 _LAST_WRITE = b"mq.last_write"
 _OPEN = "open.parquet"
+
+
+class _LastWrite(NamedTuple):
+    """The query and batch that a file took last, and how many rows there were before."""
+
+    query: str = ""
+    batch_id: int = -1
+    rows_before: int = 0
 
 
 class FigureFiles:
@@ -63,16 +72,23 @@ class FigureFiles:
             os.close(lock)
 
     def add(self, figures: pa.Table, query: str, batch_id: int) -> None:
-        """Durable when it returns. Again with the same batch: its rows are replaced."""
-        for date, rows in _by_date(figures):
-            path = self._newest(date)
-            known, last = _read_marked(path)
-            is_repeated = last[:2] == [query, batch_id]
-            if is_repeated:
-                known = known.slice(0, last[2])
-            elif len(known) and path.stat().st_size >= self._file_bytes_max:
-                path, known = _next(path), SCHEMA.empty_table()
-            _write(path, pa.concat_tables([known, rows]), [query, batch_id, len(known)])
+        """Durable when it returns. Again with the same batch: its rows are replaced. One that is
+        older than what is there has come before: it changes nothing.
+        """
+        with alone(self._directory / ".adding"):
+            for date, rows in _by_date(figures):
+                self._add_to_day(date, rows, query, batch_id)
+
+    def _add_to_day(self, date: dt.date, rows: pa.Table, query: str, batch_id: int) -> None:
+        path = self._newest(date)
+        known, last = _read_marked(path)
+        if last.query == query and last.batch_id > batch_id:
+            return
+        if last[:2] == (query, batch_id):
+            known = known.slice(0, last.rows_before)
+        elif len(known) and path.stat().st_size >= self._file_bytes_max:
+            path, known = _next(path), SCHEMA.empty_table()
+        _write(path, pa.concat_tables([known, rows]), _LastWrite(query, batch_id, len(known)))
 
     def replace_open(self, figures: pa.Table) -> None:
         """The windows that are open now, in place of those that were."""
@@ -123,20 +139,19 @@ def _next(path: Path) -> Path:
     return path.with_name(f"figures-{number + 1:05d}.parquet")
 
 
-def _read_marked(path: Path) -> tuple[pa.Table, list[object]]:
-    """With the query and batch that it took last, and how many rows there were before."""
+def _read_marked(path: Path) -> tuple[pa.Table, _LastWrite]:
     try:
         found = pq.read_table(path, partitioning=None)
     except FileNotFoundError:
         # Not there yet; or the open windows, which a run that began just now has taken away.
-        return SCHEMA.empty_table(), ["", -1, 0]
+        return SCHEMA.empty_table(), _LastWrite()
     except (OSError, pa.ArrowException) as error:
         raise MqSparkError(f"{path} cannot be read: {error}") from error
-    last = json.loads((found.schema.metadata or {}).get(_LAST_WRITE, b'["", -1, 0]'))
-    return found.replace_schema_metadata(None).cast(SCHEMA), last
+    last = json.loads((found.schema.metadata or {}).get(_LAST_WRITE, b"[]"))
+    return found.replace_schema_metadata(None).cast(SCHEMA), _LastWrite(*last)
 
 
-def _write(path: Path, rows: pa.Table, last_write: list[object] | None) -> None:
+def _write(path: Path, rows: pa.Table, last_write: _LastWrite | None) -> None:
     if last_write is not None:
         rows = rows.replace_schema_metadata({_LAST_WRITE: json.dumps(last_write)})
     # Readers skip names that begin with a dot; one that was left behind is written over.

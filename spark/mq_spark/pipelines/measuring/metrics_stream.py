@@ -11,6 +11,7 @@ Windows of one checkpoint have one length and one set of keys: other ones need a
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ from mq_spark.pipelines.measuring.metrics_figures import (
 )
 from mq_spark.pipelines.measuring.metrics_files import FigureFiles
 from mq_spark.pipelines.measuring.metrics_lag import lags_of, lags_of_batch, with_lags
+from mq_spark.pipelines.reports import Reports
 
 _SETTINGS = "mq-metrics.json"
 # Clocks of producers that are ahead by more are not looked for in open windows.
@@ -58,7 +60,9 @@ class Wanted:
 
 
 class Measuring:
-    """The batches of one run. `take` is for foreachBatch."""
+    """The batches of one run. `take` is for foreachBatch; it may run in another process than the
+    rest, see `reports`.
+    """
 
     def __init__(
         self,
@@ -67,12 +71,13 @@ class Measuring:
         *,
         files: FigureFiles | None = None,
         topic: str = "",
-        show: Callable[[pa.Table], None] | None = None,
     ) -> None:
-        self._wanted, self._files, self._show = wanted, files, show
-        self._send = _sink(wanted.connection, topic) if topic else None
+        self._wanted, self._files = wanted, files
+        self._send = _sink(wanted.connection, topic, checkpoint) if topic else None
         self._checkpoint = checkpoint
         self._query = _settled(checkpoint, wanted.measure, files)
+        self._reports = Reports(checkpoint / "mq-reports")
+        self._reports.clear()
         self.windows = 0
         self.rows = 0
         self.late = 0
@@ -101,10 +106,15 @@ class Measuring:
             # One task, and rows in a fixed order: a repeated batch sends the same under the same
             # numbers. The windows of a topic stay in order.
             self._send(frame.sparkSession.createDataFrame(messages_of(made)).coalesce(1), batch_id)
-        self.rows += len(made)
-        self.windows += len(made["window_start"].unique())
-        if self._show:
-            self._show(made)
+        self._reports.write(batch_id, _to_bytes(made))
+
+    def completed(self) -> list[pa.Table]:
+        """Windows that batches have completed since this was asked last. They are counted here."""
+        found = [pa.ipc.open_stream(report).read_all() for report in self._reports.take()]
+        for made in found:
+            self.rows += len(made)
+            self.windows += len(made["window_start"].unique())
+        return found
 
     def _lags(self, batch_id: int) -> Any:
         directory = self._checkpoint / "mq-lags"
@@ -148,10 +158,22 @@ def measured(session: SparkSession, wanted: Wanted, starting: Mapping[str, str])
     return with_lags(made, lags_of(wanted.connection, wanted.groups)) if wanted.groups else made
 
 
-def _sink(connection: ConnectionOptions, topic: str) -> Callable[[DataFrame, int], None]:
+def _sink(
+    connection: ConnectionOptions, topic: str, checkpoint: Path
+) -> Callable[[DataFrame, int], None]:
     from mq_spark.writing.sink import sink
 
-    return sink(**connection.shared, topic=topic, keys="keys", ordering_key="topic")
+    place = str(checkpoint)
+    return sink(
+        **connection.shared, topic=topic, keys="keys", ordering_key="topic", checkpoint=place
+    )
+
+
+def _to_bytes(made: pa.Table) -> bytes:
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, made.schema) as writer:
+        writer.write_table(made)
+    return stream.getvalue()
 
 
 # -- what a message of figures is ------------------------------------------------------------------

@@ -54,6 +54,7 @@ _CHUNK_ROWS = 1_000
 _PACED_ROWS = 500
 _CHUNK_S = 0.1
 _QUEUE = ("topic", "broker_set", "queue_id")
+_TASKS_MAX = 10_000
 _SHOW_EVERY_S, _STOP_AGAIN_S = 0.5, 0.2
 
 
@@ -361,16 +362,24 @@ def _run(
         if plan is None:
             if wanted.where:
                 _check_condition(session, wanted.where)
-            tasks = max(2, session.sparkContext.defaultParallelism)
-            plan = state.begin(archive, wanted, tasks=tasks, **_cuts(pace))
+            plan = state.begin(archive, wanted, tasks=_tasks(session), **_cuts(pace))
             output.note(f"Replay {state.replay_id}: if it is cut off, add --id {state.replay_id}")
         began_s = time.monotonic()
         replaying = Replaying(session, pipeline.connection, state, plan, pace)
-        _follow(replaying, session.sparkContext.cancelAllJobs)
+        _follow(replaying, session.interruptAll)
     _print_result(state, replaying, time.monotonic() - began_s, as_json=pipeline.as_json)
 
 
-def _follow(replaying: Replaying, stop: Callable[[], None]) -> None:
+def _tasks(session: SparkSession) -> int:
+    """As many as Spark makes of something that has no parts of its own: one a core."""
+    from pyspark.sql import functions as f
+
+    parts = session.range(_TASKS_MAX).select(f.spark_partition_id().alias("part"))
+    ((last,),) = parts.agg(f.max("part")).collect()
+    return max(2, int(last) + 1)
+
+
+def _follow(replaying: Replaying, stop: Callable[[], object]) -> None:
     """Shows how far it is while it runs. Ctrl-C and SIGTERM stop it, at any moment."""
     line, began_s = ProgressLine(), time.monotonic()
     # In a thread of its own: Spark's answer to Ctrl-C needs the line to Java that a job waits at.
