@@ -60,6 +60,13 @@ class WatchedPage:
         self.page.wait_for_load_state("load")
         return answer
 
+    def follow(self, target: Any) -> None:
+        """Clicks what leads to another page, a selector or a locator; returns when that page is
+        whole, with its scripts: `count()` and the like wait for nothing.
+        """
+        with self.page.expect_navigation(wait_until="load"):
+            self.page.click(target) if isinstance(target, str) else target.click()
+
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., WatchedPage]]:

@@ -108,7 +108,7 @@ def sign_in(open_page: OpenPage, console: str, key: str, **form: object) -> Watc
     watched = open_page(console, **form)
     watched.open("/login")
     watched.page.fill("input[name=api_key]", key)
-    watched.page.click("main form button")
+    watched.follow("main form button")
     watched.page.wait_for_url(f"{console}/")
     return watched
 
@@ -149,22 +149,22 @@ def test_dead_letters_are_chosen_resent_and_purged_by_clicks(
     watched.open("/dead-letters/billing")
     page.check("tbody input[name=letter] >> nth=0")
     page.check("tbody input[name=letter] >> nth=1")
-    page.click("button[value=resend]")
+    watched.follow("button[value=resend]")
     page.wait_for_selector("text=Back to the list")
     assert page.locator("td .state.good").count() == 2
-    page.click("text=Back to the list")
+    watched.follow("text=Back to the list")
     page.check("[data-pick-all]")
     assert page.locator("input[name=letter]:checked").count() == 12
-    page.click("button[value=resend]")
+    watched.follow("button[value=resend]")
     page.wait_for_selector("text=Back to the list")
     assert page.locator("td .state.warn").count() == 2
-    page.click("text=Back to the list")
+    watched.follow("text=Back to the list")
     page.check("tbody input[name=letter] >> nth=5")
-    page.click("button[value=purge]")
+    watched.follow("button[value=purge]")
     assert "for good" in page.inner_text("main")
-    page.click("main button.danger")
+    watched.follow("main button.danger")
     page.wait_for_selector("text=Back to the list")
-    page.click("text=Back to the list")
+    watched.follow("text=Back to the list")
     assert page.locator("input[name=letter]").count() == 11
     assert watched.troubles == []
 
@@ -178,13 +178,13 @@ def test_a_group_is_moved_after_a_look_at_what_would_happen(
     with SimpleConsumer(broker.address, "workers", "orders", api_key=broker.root) as receiver:
         receiver.receive(1, wait_s=0.0)
         watched.open("/groups/workers")
-        page.click("text=Move to another place")
+        watched.follow("text=Move to another place")
         page.select_option("select[name=to]", "latest")
-        page.click("text=Show what would happen")
+        watched.follow("text=Show what would happen")
         page.wait_for_selector("text=Skipped, never consumed")
         # It receives: somebody has to say that this is meant.
         page.check("input[name=with_members]")
-        page.click("text=Move the group")
+        watched.follow("text=Move the group")
         page.wait_for_selector(".notice")
     with Admin(broker.address, api_key=broker.root) as admin:
         assert admin.describe_group("workers").summary.lag == 0
@@ -199,12 +199,12 @@ def test_what_waits_is_taken_back_and_a_producer_is_asked(
     watched.open("/scheduled")
     before = page.locator("text=Take back…").count()
     assert page.locator(".histogram rect").count() > 3
-    page.click("text=Take back… >> nth=0")
-    page.click("text=Take it back")
+    watched.follow("text=Take back… >> nth=0")
+    watched.follow("text=Take it back")
     page.wait_for_selector(".notice")
     assert page.locator("text=Take back…").count() == before - 1
     watched.open("/transactions")
-    page.click("text=Check now")
+    watched.follow("text=Check now")
     page.wait_for_selector(".notice")
     assert watched.troubles == []
 

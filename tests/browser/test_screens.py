@@ -200,11 +200,11 @@ def test_times_are_typed_as_they_are_shown_and_sent_in_utc(
     assert field.input_value() == "2026-01-02 03:04:05"
     page.click("#zone")
     field.fill("2026-01-02 09:00")
-    page.get_by_role("button", name="Find").click()
+    watched.follow(page.get_by_role("button", name="Find"))
     page.wait_for_url("**time=2026-01-02T00%3A00%3A00.000Z**")
     assert field.input_value() == "2026-01-02 09:00:00"
     field.fill("-10m")
-    page.get_by_role("button", name="Find").click()
+    watched.follow(page.get_by_role("button", name="Find"))
     page.wait_for_url("**time=-10m**")
     assert field.input_value() == "-10m"
     assert watched.troubles == []
@@ -221,7 +221,7 @@ def test_the_command_of_a_form_follows_what_is_typed(open_page: OpenPage, consol
     line = "mq topic create orders.eu --queues 16 --type normal"
     assert shown.locator("code").inner_text() == line
     assert shown.locator("button").get_attribute("data-copy") == line
-    page.get_by_role("button", name="Create").click()
+    watched.follow(page.get_by_role("button", name="Create"))
     page.wait_for_url(f"{console}/topics/orders.eu*")
     watched.open("/send?topic=orders.eu")
     page.locator("[name=body]").fill("it's <b>paid</b>")
@@ -240,16 +240,16 @@ def test_a_message_is_sent_edited_and_found_by_hand(open_page: OpenPage, console
     page.locator("[name=body]").fill('{"a": "<b>ü</b>"}')
     page.get_by_label("Tag").fill("new")
     page.get_by_label("Keys, one a line").fill("k-1\nk-2")
-    page.get_by_role("button", name="Send", exact=True).click()
-    page.get_by_role("status").get_by_role("link").first.click()
+    watched.follow(page.get_by_role("button", name="Send", exact=True))
+    watched.follow(page.get_by_role("status").get_by_role("link").first)
     assert '"a": "<b>ü</b>"' in page.inner_text("pre")
-    page.get_by_role("link", name="Edit and send").click()
+    watched.follow(page.get_by_role("link", name="Edit and send"))
     page.locator("[name=body]").fill("second")
-    page.get_by_role("button", name="Send", exact=True).click()
-    page.get_by_role("link", name="Messages of by-hand").click()
+    watched.follow(page.get_by_role("button", name="Send", exact=True))
+    watched.follow(page.get_by_role("link", name="Messages of by-hand"))
     assert page.locator("tbody tr").count() == 2
     page.get_by_label("Key", exact=True).fill("k-2")
-    page.get_by_role("button", name="Find").click()
+    watched.follow(page.get_by_role("button", name="Find"))
     assert page.locator("tbody tr").count() == 2
     with page.expect_download() as downloaded:
         page.get_by_role("link", name="JSON lines").click()
@@ -274,7 +274,7 @@ def test_a_viewer_signs_in_sees_no_button_and_is_refused(
             assert page.inner_text("h1") == "Sign in"
             page.get_by_label("User").fill("viewer")
             page.get_by_label("Password").fill(password)
-            page.get_by_role("button", name="Sign in").click()
+            watched.follow(page.get_by_role("button", name="Sign in"))
             assert page.inner_text("h1") == "orders"
             for name in ("Send", "Delete", "Create"):
                 assert page.get_by_role("button", name=name).count() == 0
@@ -289,7 +289,7 @@ def test_a_viewer_signs_in_sees_no_button_and_is_refused(
                 }"""
             )
             assert status == 403
-            page.get_by_role("button", name="Sign out").click()
+            watched.follow(page.get_by_role("button", name="Sign out"))
             assert page.inner_text("h1") == "Sign in"
 
 
