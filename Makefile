@@ -22,9 +22,10 @@ $(BIN)/pip:
 	@$(BIN)/pip install --quiet --editable '.[server,console]'
 	@touch $@
 
+# Most modules of these packages are never imported: those that are get compiled then.
 .venv/.dev: pyproject.toml | $(BIN)/pip
 	@echo "installing mq and its development tools into .venv"
-	@$(BIN)/pip install --quiet --editable '.[dev,spark]'
+	@$(BIN)/pip install --quiet --no-compile --editable '.[dev,spark]'
 	@touch .venv/.run $@
 
 run: .venv/.run ## start a node on ./data, with the web console on port 8080 (DATA=dir, CONSOLE_PORT=port)

@@ -73,6 +73,11 @@ class _Group(click.Group):
             raise click.exceptions.Exit(2) from error
         except KeyboardInterrupt as interrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from interrupt
+        except RuntimeError as error:
+            # What Python 3.11 makes of an interrupt in the body of a class, as in an import.
+            if not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            raise click.exceptions.Exit(_INTERRUPTED) from error
 
 
 class _ConfigOption(click.Option):

@@ -9,6 +9,7 @@ gets nothing twice, whichever broker leads by then.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -59,8 +60,10 @@ class Tail:
         self._is_new = not after
 
     async def events(self) -> AsyncIterator[TailEvent]:
-        """Without an end. Raises what asking again cannot mend."""
-        told_s, was_troubled = 0.0, False
+        """Without an end; the first one says where it begins. Raises what asking again cannot
+        mend.
+        """
+        told_s, was_troubled = -math.inf, False
         while True:
             began_s = time.monotonic()
             try:

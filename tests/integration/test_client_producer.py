@@ -438,7 +438,8 @@ def test_a_callback_that_would_wait_for_itself_raises(broker: BrokerProcess) -> 
         except RuntimeError as error:
             errors.append(error)
 
-    with Producer(broker.address) as producer:
+    # It lingers, so that the callback is there before the answer is: later, it is called at once.
+    with Producer(broker.address, linger_ms=500) as producer:
         future = producer.send_async("callbacks", b"x")
         future.add_done_callback(callback)
         future.result(DEADLINE_S)

@@ -174,18 +174,18 @@ def main() -> None:
     for command in COMMANDS:
         if command.name != "spark":  # its libraries are large
             command.load()
-    # A process that ends looks through all objects for cycles: four times the work of a command.
-    gc.collect()
-    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
-        request = _serve(requests)
+        request = serve(requests)
     if request is not None:
         sys.argv[1:] = request["arguments"]
         importlib.import_module(request["module"]).main()
 
 
-def _serve(requests: socket.socket) -> dict[str, Any] | None:
+def serve(requests: socket.socket) -> dict[str, Any] | None:
     """Returns in a new process what it is to do; in the warm one None, at the end of the tests."""
+    # A process that ends looks through all objects for cycles: four times the work of a command.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, and ends the nodes
     while True:
         data, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, _DESCRIPTORS)

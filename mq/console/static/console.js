@@ -260,7 +260,7 @@
       } else if (!this.source) {
         const place = this.last ? `${this.url.includes("?") ? "&" : "?"}after=${encodeURIComponent(this.last)}` : "";
         this.source = new EventSource(this.url + place);
-        this.source.addEventListener("open", () => this.say("good", "live"));
+        // Live from its first event on, which says where it begins: not when it is open.
         this.source.addEventListener("error", () => this.lost());
         this.source.addEventListener("rows", (event) => this.take(event));
         this.source.addEventListener("failed", (event) => {

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq.cli.commands import COMMANDS
-from mq.cli.main import Later
+from mq.cli.main import Later, main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,3 +104,22 @@ def test_a_name_that_is_no_command_is_a_usage_error() -> None:
     )
     assert result.returncode == 2
     assert "No such command 'produc'" in result.stderr
+
+
+class _Interrupts:
+    def __set_name__(self, _owner: type, _name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_body_of_a_class_is_an_interrupt_and_other_errors_are_not() -> None:
+    def define() -> None:
+        type("Interrupted", (), {"field": _Interrupts()})
+
+    def fail() -> None:
+        raise RuntimeError("ours")
+
+    group = type(main)("mq", commands=[click.command("a")(define), click.command("b")(fail)])
+    result = CliRunner().invoke(group, ["a"])
+    assert (result.exit_code, result.output) == (130, "")
+    with pytest.raises(RuntimeError, match="ours"):
+        CliRunner().invoke(group, ["b"], catch_exceptions=False)
