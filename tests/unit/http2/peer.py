@@ -86,8 +86,9 @@ class Peer:
         usage: Usage | None = None,
         settings: bytes = http2.settings(),
         acknowledges: bool = True,
+        now_s: float = 1_000.0,
     ) -> None:
-        self.now_s = 1_000.0
+        self.now_s = now_s
         self.limits = limits or Limits()
         self.recording = Recording()
         self.usage = usage or Usage()

@@ -33,8 +33,8 @@ class Client(Peer):
         loop = asyncio.get_running_loop()
         acceptor = CallAcceptor({b"/s/M": serve}, self.deadlines, loop, lambda: None)
         self._decoder = hpack.Decoder()
-        super().__init__(limits, acceptor, **more)
-        self.now_s = loop.time()
+        # Deadlines are by the loop's clock, which on a machine that has just started is low.
+        super().__init__(limits, acceptor, now_s=loop.time(), **more)
 
     def call(self, *messages: bytes, more: tuple[tuple[str, str], ...] = ()) -> None:
         self.open(1, block=http2.call_headers("/s/M", *more))
