@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from mq.wire.v1.message_pb2 import Message, Origin
+from mq.wire.v1.message_pb2 import Message, Origin, RocketMq
 from tests.support.naive_wire import varint
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -20,6 +20,14 @@ origins = st.builds(
     attempts=st.integers(0, (1 << 32) - 1),
     reason=TEXTS,
 )
+rocketmq_fields = st.builds(
+    RocketMq,
+    message_id=TEXTS,
+    born_host=TEXTS,
+    message_type=st.integers(0, 300),
+    deliver_at_ms=INT64,
+    trace_context=TEXTS,
+)
 messages = st.builds(
     Message,
     body=st.binary(max_size=300),
@@ -31,6 +39,7 @@ messages = st.builds(
     compression=st.integers(0, 2),
     origin=st.none() | origins,
     priority=st.integers(0, 9),
+    rocketmq=st.none() | rocketmq_fields,
 )
 
 
@@ -50,7 +59,7 @@ def field_of(number: int, wire_type: int, content: bytes) -> bytes:
 # Known and unknown fields of all kinds, in any order, any number of times.
 loose_fields = st.builds(
     field_of,
-    st.integers(1, 20) | st.sampled_from([1, 2, 3, 4, 5, 8]),
+    st.integers(1, 20) | st.sampled_from([1, 2, 3, 4, 5, 8, 10]),
     st.sampled_from([2, 2, 2, 0, 0, 1, 5, 3]),
     st.binary(max_size=20)
     | TEXTS.map(str.encode)

@@ -174,7 +174,7 @@ def _open(rows: Rows) -> tuple[FrameFields, _Texts]:
 def _texts(opened: FrameFields) -> _Texts:
     """Raises ArrowInvalid if a text is not UTF-8."""
     data = opened.data
-    text_array(data, Slices(*opened.origin_texts[1:]))
+    text_array(data, Slices(*opened.unused_texts[1:]))
     return _Texts(
         text_array(data, opened.tag),
         text_array(data, opened.ordering_key),
@@ -191,7 +191,7 @@ def _is_beyond_ascii(opened: FrameFields) -> Flags:
         opened.keys,
         opened.property_names,
         opened.property_values,
-        opened.origin_texts,
+        opened.unused_texts,
     ):
         found[many.rows[~is_ascii(opened.data, Slices(*many[1:]))]] = True
     return found

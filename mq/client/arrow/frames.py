@@ -21,9 +21,10 @@ from mq.wire.walking import Fields, Flags, Many, Notes, Numbers, Slices, Walker
 
 # Tags of the fields: number << 3 | wire type.
 _BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY = 0x0A, 0x12, 0x1A, 0x22, 0x2A
-_BORN_AT, _COMPRESSION, _ORIGIN = 0x30, 0x38, 0x42
+_BORN_AT, _COMPRESSION, _ORIGIN, _ROCKETMQ = 0x30, 0x38, 0x42, 0x52
 _NAME, _VALUE = 0x0A, 0x12
 _ORIGIN_TEXTS, _ORIGIN_NUMBERS, _ATTEMPTS = (0x0A, 0x22, 0x3A), (0x10, 0x18, 0x28, 0x30), 0x30
+_ROCKETMQ_TEXTS, _ROCKETMQ_NUMBERS = (0x0A, 0x12, 0x2A), (0x18, 0x20)
 _FRAME = 0x7A
 _UINT32 = 0xFFFF_FFFF
 
@@ -40,9 +41,9 @@ class FrameFields(NamedTuple):
     property_values: Many
     born_at_ms: Numbers
     compression: Numbers
-    # Fields of the origin. Its texts are not used, but invalid ones make a message unreadable.
     attempts: Numbers
-    origin_texts: Many
+    # Of the origin and of RocketMQ's fields. Invalid ones make a message unreadable.
+    unused_texts: Many
     # By row, the reason.
     unreadable: dict[int, str]
 
@@ -68,9 +69,11 @@ def read_frames(
     is_odd[odd_rows] = True
     origins, odd_rows = _inside(walker, notes.of(_ORIGIN), _ORIGIN_TEXTS, _ORIGIN_NUMBERS)
     is_odd[odd_rows] = True
+    rocketmq, odd_rows = _inside(walker, notes.of(_ROCKETMQ), _ROCKETMQ_TEXTS, _ROCKETMQ_NUMBERS)
+    is_odd[odd_rows] = True
     # Protobuf merges two origins into one, and checks both of two texts.
-    is_odd[notes.repeated(_TAG, _ORDERING_KEY, _ORIGIN)] = True
-    found = _Found(notes, properties, origins)
+    is_odd[notes.repeated(_TAG, _ORDERING_KEY, _ORIGIN, _ROCKETMQ)] = True
+    found = _Found(notes, properties, origins, rocketmq)
     unreadable = {}
     if is_odd.any():
         found = _Found(*(kind.without(is_odd) for kind in found))
@@ -86,7 +89,10 @@ def read_frames(
 def _fields_of(
     view: memoryview, found: _Found, ends: Numbers, unreadable: dict[int, str]
 ) -> FrameFields:
-    fields, properties, origins = found
+    fields, properties, origins, rocketmq = found
+    unused = Notes()
+    for nth, texts in enumerate((origins.many(*_ORIGIN_TEXTS), rocketmq.many(*_ROCKETMQ_TEXTS))):
+        unused.add(nth, Fields(*texts))
     return FrameFields(
         view,
         fields.slices(_BODY, ends),
@@ -98,7 +104,7 @@ def _fields_of(
         fields.numbers(_BORN_AT, len(ends)),
         fields.numbers(_COMPRESSION, len(ends)) & _UINT32,
         origins.numbers(_ATTEMPTS, len(ends)) & _UINT32,
-        origins.many(*_ORIGIN_TEXTS),
+        unused.many(0, 1),
         unreadable,
     )
 
@@ -109,6 +115,7 @@ class _Found(NamedTuple):
     fields: Notes
     properties: Notes
     origins: Notes
+    rocketmq: Notes
 
 
 class _ParsedMessages:
@@ -118,7 +125,7 @@ class _ParsedMessages:
         self.pieces: list[bytes] = []
         self.unreadable: dict[int, str] = {}
         self._at = at
-        self._notes: tuple[_Listed, _Listed, _Listed] = ({}, {}, {})
+        self._notes: tuple[_Listed, ...] = ({}, {}, {}, {})
 
     @property
     def found(self) -> _Found:
@@ -134,7 +141,7 @@ class _ParsedMessages:
         except DecodeError as error:
             self.unreadable[row] = f"it is no Message of the protocol: {error}"
             return
-        fields, properties, origins = self._notes
+        fields, properties, origins, _ = self._notes
         self._put(fields, _BODY, row, message.body)
         self._put(fields, _TAG, row, message.tag.encode())
         self._put(fields, _ORDERING_KEY, row, message.ordering_key.encode())

@@ -74,7 +74,7 @@ def has_text_only(opened: FrameFields, row: int) -> bool:
         return isinstance(readable(bytes(opened.data[start : start + size])), str)
 
     singles = (opened.tag, opened.ordering_key)
-    manys = (opened.keys, opened.property_names, opened.property_values, opened.origin_texts)
+    manys = (opened.keys, opened.property_names, opened.property_values, opened.unused_texts)
     return all(is_text(one.starts[row], one.sizes[row]) for one in singles) and all(
         is_text(start, size)
         for many in manys
@@ -97,6 +97,8 @@ def test_messages_are_read_as_protobuf_reads_them(given_messages: list[Message])
 @given(st.lists(anything, max_size=6))
 @example([b"\x12\x01\x80\x12\x00"])  # a tag that is no text, and another one
 @example([b"\x22\x05\x0a\x01\x80\x0a\x00"])  # the same, of a property
+@example([b"\x52\x01\x00"])  # damage in a field that is not read
+@example([b"\x52\x03\x0a\x01\x80"])  # and in its text
 def test_any_frame_is_read_or_refused_as_by_protobuf(
     contents: list[bytes],
 ) -> None:
