@@ -32,7 +32,7 @@ class BrokerSet:
         members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in self._names)
         for name in self._names:
             command = [sys.executable, "-m", "mq", "server", "--data", str(self._directory / name)]
-            command += ["--node-node", name, "--port", "0", "--metrics-enabled", "no"]
+            command += ["--node-id", name, "--port", "0", "--metrics-enabled", "no"]
             command += ["--store-flush", self._flush, "--log-format", "json", *self._flags]
             command += ["--raft-members", members] if len(self._names) > 1 else []
             with self._log_path(name).open("wb") as log_file:

@@ -43,7 +43,7 @@ Propose = Callable[[bytes], Awaitable[object]]
 async def serve(arguments: argparse.Namespace) -> None:
     flags = {
         "node.data": arguments.data,
-        "node.node": arguments.node,
+        "node.id": arguments.node,
         "raft.members": arguments.members,
         "log.level": "error",
     }

@@ -106,7 +106,8 @@ class Option:
     description: str
     legal: str
     metavar: str
-    flags: tuple[str, ...]
+    short_flag: str
+    former_key: str
 
     @property
     def name(self) -> str:
@@ -115,12 +116,23 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The one that follows from section and key; a short one may stand before it."""
-        return self.flags[-1]
+        """The one that follows from section and key."""
+        return f"--{self.section}-{self.key}".replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All that are accepted."""
+        former = f"--{self.section}-{self.former_key}" if self.former_key else ""
+        return tuple(filter(None, (self.short_flag, self.flag, former)))
 
     @property
     def env(self) -> str:
         return f"{_PREFIX}{self.section}_{self.key}".upper()
+
+    @property
+    def former_env(self) -> str:
+        """Accepted, too; empty: there is none."""
+        return f"{_PREFIX}{self.section}_{self.former_key}".upper() if self.former_key else ""
 
     def value_in(self, config: Config) -> Any:
         return getattr(getattr(config, self.section), self.key)
@@ -228,9 +240,12 @@ def _from_file(path: str, origin: str) -> Iterator[_Setting]:
             raise IllegalConfig(
                 f"{path}: {section} is {_quoted(table)}: write it as a section, [{section}]"
             )
-        for key, value in table.items():
+        own = (each for each in options() if each.section == section and each.former_key)
+        former = {each.former_key: each for each in own}
+        # What has its present name, too, counts by that.
+        for key, value in sorted(table.items(), key=lambda item: item[0] not in former):
             name = f"{section}.{key}"
-            option = _catalogue().get(name)
+            option = _catalogue().get(name) or former.get(key)
             if option is None:
                 legal = [each.name for each in options() if each.section == section]
                 raise IllegalConfig(f"{path}: unknown key {name}{_hint(key, legal)}")
@@ -249,6 +264,8 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, Option | None]:
     """
     others_known = FILE_VARIABLE, SERVER_VARIABLE, PROFILE_VARIABLE, *CLIENT_VARIABLES.values()
     by_variable: dict[str, Option | None] = dict.fromkeys(others_known)
+    # Former names first: what has its present name, too, counts by that.
+    by_variable |= {option.former_env: option for option in options() if option.former_env}
     by_variable |= {option.env: option for option in options()}
     by_variable[ADMIN_VARIABLE] = _catalogue()["auth.bootstrap_admin_file"]
     others = set(of_kubernetes(environ))
@@ -260,7 +277,7 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, Option | None]:
                 f"unknown variable {variable}{hint} Legal: {', '.join(others_known)}, "
                 f"and {_PREFIX}<SECTION>_<KEY> of all that `mq config` prints"
             )
-    return {variable: by_variable[variable] for variable in own}
+    return {name: option for name, option in by_variable.items() if name in own}
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Setting]:
@@ -398,7 +415,6 @@ def _option(section: str, field: msgspec.structs.FieldInfo) -> Option:
     extra: dict[str, str] = {}
     for meta in metas:
         extra |= meta.extra or {}
-    flag = f"--{section}-{field.name}".replace("_", "-")
     return Option(
         section=section,
         key=field.name,
@@ -407,7 +423,8 @@ def _option(section: str, field: msgspec.structs.FieldInfo) -> Option:
         description=next(meta.description for meta in metas if meta.description),
         legal=extra.get("legal") or _legal(field.name, kind, metas),
         metavar=extra.get("metavar") or _metavar(field.name, kind),
-        flags=(extra["flag"], flag) if "flag" in extra else (flag,),
+        short_flag=extra.get("flag", ""),
+        former_key=extra.get("former", ""),
     )
 
 

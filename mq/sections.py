@@ -12,11 +12,12 @@ from msgspec import Meta
 
 KIB, MIB, GIB, EIB = 1 << 10, 1 << 20, 1 << 30, 1 << 60
 
-# `extra` carries what msgspec does not know: how to say what is legal, a metavar, a second flag.
+# `extra` carries what msgspec does not know: how to say what is legal, a metavar, a second flag,
+# the key by which an option was known before.
 _NAME_PATTERN = r"^[A-Za-z0-9_-]{1,127}\Z"
 _NAME_EXTRA = {"legal": "1 to 127 of letters, digits, _ and -", "metavar": "NAME"}
 _Name = Annotated[str, Meta(pattern=_NAME_PATTERN, extra=_NAME_EXTRA)]
-_NodeName = Annotated[str, Meta(pattern=_NAME_PATTERN, extra={**_NAME_EXTRA, "flag": "--node-id"})]
+_NodeName = Annotated[str, Meta(pattern=_NAME_PATTERN, extra={**_NAME_EXTRA, "former": "node"})]
 # Control characters and undecodable bytes could be neither logged nor written back as TOML.
 _Directory = Annotated[
     str,
@@ -42,7 +43,7 @@ class NodeConfig(_Section, frozen=True, kw_only=True):
     broker_set: Annotated[_Name, Meta(description="Broker set: the nodes that share one log.")] = (
         "set-0"
     )
-    node: Annotated[_NodeName, Meta(description="This node's name, unique in its broker set.")] = (
+    id: Annotated[_NodeName, Meta(description="This node's name, unique in its broker set.")] = (
         "node-0"
     )
     data: Annotated[

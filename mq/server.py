@@ -172,7 +172,7 @@ class Server:
         """A node that follows or leads; everything is on disk at the end."""
         node = self._config.node
         check_doors(self._config)
-        identity = Identity(node.cluster, node.broker_set, node.node)
+        identity = Identity(node.cluster, node.broker_set, node.id)
         settings, listen, raft_tls = raft_settings.from_config(self._config)
         tls = rpc_tls.from_config(self._config.broker, self._config.metrics.tls)
         certificates = [one for one in (tls.certificates, raft_tls) if one is not None]
@@ -225,7 +225,7 @@ class Server:
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
             greeter = _greeter(broker, tls.connect, cluster_keys)
-            mender = Mender(store, vfs, node.node, _others(raft, tls.connect, cluster_keys))
+            mender = Mender(store, vfs, node.id, _others(raft, tls.connect, cluster_keys))
             work = [greeter.run(), mender.run(), bootstrap.run(), rpc.connections.run()]
             for one in (*work, self._certificates.run(), _scrub(scrubber)):
                 stack.callback(asyncio.create_task(one).cancel)

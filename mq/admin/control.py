@@ -51,7 +51,7 @@ class Control:
         return pb.BrokerStatusResponse(
             cluster=node.cluster,
             broker_set=node.broker_set,
-            node_id=node.node,
+            node_id=node.id,
             version=importlib.metadata.version("mq"),
             role=raft.leadership.role.name.lower(),
             leader_id=raft.leadership.leader_id or "",

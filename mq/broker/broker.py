@@ -167,7 +167,7 @@ class Broker:
     def _make_directory(self, random_number: Callable[[], int]) -> Directory:
         node, seeds = self.settings.config.node, self.settings.config.broker.seeds
         return Directory(
-            Identity(node.cluster, node.broker_set, node.node),
+            Identity(node.cluster, node.broker_set, node.id),
             self.state,
             self.consensus,
             [one for one in seeds.split(",") if one],
@@ -181,7 +181,7 @@ class Broker:
             self.settings, self.state.topics, self.directory, self.steady_ms
         )
         self.replicas = Replicas(
-            self.settings.config.node.node,
+            self.settings.config.node.id,
             self.consensus,
             self.leadership,
             self.store.log,

@@ -105,7 +105,7 @@ class FormTokens:
 
 
 class FailureLimit:
-    """Whether somebody has failed too often lately, by whatever name they are known."""
+    """Counts failures by name; a name that has failed too often lately has reached the limit."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

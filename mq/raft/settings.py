@@ -25,11 +25,11 @@ class RaftSettings(NamedTuple):
 
 def from_config(config: Config) -> RaftSettings:
     """IllegalConfig names the options that do not fit each other."""
-    raft, node_id = config.raft, config.node.node
+    raft, node_id = config.raft, config.node.id
     members = _members(raft.members)
     if members and node_id not in members:
         raise IllegalConfig(
-            f"raft.members has {', '.join(members)}, but this node is {node_id} (node.node)"
+            f"raft.members has {', '.join(members)}, but this node is {node_id} (node.id)"
         )
     if raft.join == "yes" and len(members) < 2:
         raise IllegalConfig(

@@ -48,7 +48,7 @@ class Clients:
                 f"page = {request.page[:60]!r} is none: give `next_page` of the answer before, or "
                 "leave it out"
             )
-        answer = pb.ListClientsResponse(node_id=self._broker.settings.config.node.node)
+        answer = pb.ListClientsResponse(node_id=self._broker.settings.config.node.id)
         for one in self._listeners:
             answer.connections += await one.connections()
         after = int(request.page or 0)

@@ -53,7 +53,7 @@ def pod(image: str, secret: Path) -> Iterator[str]:
     """A container with the security context, the environment and the files of deploy/helm/mq."""
     name = f"mq-pod-{uuid.uuid4().hex[:8]}"
     options = {
-        "MQ_NODE_NODE": "mq-a-0",
+        "MQ_NODE_ID": "mq-a-0",
         "MQ_RAFT_MEMBERS": "mq-a-0=mq-a-0:8082",
         "MQ_RAFT_LISTEN": "0.0.0.0:8082",
         "MQ_AUTH_MODE": "required",

@@ -50,7 +50,7 @@ class Brokers:
     def start(self, *names: str) -> None:
         for name in names:
             environment = {
-                "MQ_NODE_NODE": name,
+                "MQ_NODE_ID": name,
                 "MQ_NODE_BROKER_SET": "a",
                 "MQ_NODE_DATA": str(self._directory / name),
                 "MQ_BROKER_HOST": "0.0.0.0",  # noqa: S104 - in a namespace

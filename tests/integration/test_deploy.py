@@ -189,7 +189,7 @@ def test_the_compose_file_has_two_sets_of_three(compose: dict[str, Any]) -> None
     for name, one in found.items():
         environment = one["environment"]
         options = config.load(None, environment, {})
-        assert (options.node.broker_set, options.node.node) == (name[0], name)
+        assert (options.node.broker_set, options.node.id) == (name[0], name)
         assert options.broker.advertised == f"{name}:8081"
         assert options.broker.auto_create_topics == "no"
         assert f"{name}={name}:8082" in options.raft.members.split(",")

@@ -71,27 +71,35 @@ def test_every_default_is_legal() -> None:
 
 
 def test_a_later_source_wins_over_an_earlier_one(write_file: WriteFile) -> None:
-    file = write_file("[retention]\nhours = 1\n[node]\nnode = 'f'\ncluster = 'f'\n")
-    environ = {"MQ_NODE_NODE": "e", "MQ_NODE_CLUSTER": "e"}
+    file = write_file("[retention]\nhours = 1\n[node]\nid = 'f'\ncluster = 'f'\n")
+    environ = {"MQ_NODE_ID": "e", "MQ_NODE_CLUSTER": "e"}
     loaded = config.load(file, environ, {"node.cluster": "g"})
     assert loaded.retention.hours == 1
-    assert loaded.node.node == "e"
+    assert loaded.node.id == "e"
     assert loaded.node.cluster == "g"
     assert loaded.node.broker_set == Config().node.broker_set
 
 
+def test_a_former_name_sets_the_option_unless_its_name_does(write_file: WriteFile) -> None:
+    former, both = "[node]\nnode = 'f'\n", "[node]\nid = 'f'\nnode = 'g'\n"
+    assert config.load(write_file(former), {}, {}).node.id == "f"
+    assert config.load(write_file(both), {}, {}).node.id == "f"
+    for environ in ({"MQ_NODE_NODE": "e"}, {"MQ_NODE_ID": "e", "MQ_NODE_NODE": "g"}):
+        assert config.load(None, environ, {}).node.id == "e"
+
+
 def test_a_flag_that_was_not_given_changes_nothing() -> None:
-    loaded = config.load(None, {"MQ_NODE_NODE": "e"}, {"node.node": None})
-    assert loaded.node.node == "e"
+    loaded = config.load(None, {"MQ_NODE_ID": "e"}, {"node.id": None})
+    assert loaded.node.id == "e"
 
 
 def test_mq_config_names_the_file_unless_an_argument_does(
     write_file: WriteFile, tmp_path: Path
 ) -> None:
-    file = write_file("[node]\nnode = 'n'\n")
-    assert config.load(None, {"MQ_CONFIG": file}, {}).node.node == "n"
+    file = write_file("[node]\nid = 'n'\n")
+    assert config.load(None, {"MQ_CONFIG": file}, {}).node.id == "n"
     missing = str(tmp_path / "missing.toml")
-    assert config.load(file, {"MQ_CONFIG": missing}, {}).node.node == "n"
+    assert config.load(file, {"MQ_CONFIG": missing}, {}).node.id == "n"
 
 
 def test_variables_of_other_programs_are_ignored() -> None:

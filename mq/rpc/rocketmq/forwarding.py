@@ -80,7 +80,7 @@ class Forwarder:
                     return next((n.address for n in one.nodes if n.node_id == one.leader_id), "")
             return ""
         _, leader_id, address, _ = self._broker.consensus.leading
-        return "" if leader_id == self._broker.settings.config.node.node else address or ""
+        return "" if leader_id == self._broker.settings.config.node.id else address or ""
 
     async def unary(self, address: str, path: str, data: bytes, context: Context) -> bytes:
         """Raises Gone; Refused, if that node refuses the call for good."""

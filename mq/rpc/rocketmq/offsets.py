@@ -33,7 +33,7 @@ class Offsets:
         self._broker = broker
         self._broker_set = broker_set
         self._rules = rules
-        self._host = broker.settings.config.node.node
+        self._host = broker.settings.config.node.id
 
     async def pull(self, request: service.PullMessageRequest, call: Call) -> None:
         queue = self._queue(request.message_queue, call)

@@ -69,7 +69,7 @@ class Receiving:
         self._calls = calls
         self._sessions = sessions
         self._renewals = renewals
-        self._host = broker.settings.config.node.node
+        self._host = broker.settings.config.node.id
 
     # -- Heartbeat --------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class Telemetry:
         frame = memoryview(batch.data)[batch.region_start : batch.region_start + size]
         message = Message.FromString(bytes(message_of_frame(frame)))
         place = messages.Place(batch.queue_id, 0, one.id, one.stored_at_ms)
-        host = self._broker.settings.config.node.node
+        host = self._broker.settings.config.node.id
         shown = messages.shown(
             message, call.resource(one.topic, resource), place, self._broker_set, host
         )

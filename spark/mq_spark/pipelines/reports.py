@@ -18,7 +18,7 @@ class Reports:
         self._directory = directory
 
     def clear(self) -> None:
-        """Those of an earlier run, which nobody has taken."""
+        """Deletes what an earlier run has left."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for left in self._directory.glob("[0-9]*"):
             left.unlink()

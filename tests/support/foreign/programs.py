@@ -151,7 +151,9 @@ def _built(key: str, build: Callable[[Path], None]) -> Path:
     """The folder that `build` has filled, now or in an earlier run."""
     _PLACE.mkdir(parents=True, exist_ok=True)
     place = _PLACE / key
-    with (_PLACE / "lock").open("w") as lock:
+    if place.exists():  # whole: it has its name since the end of its build
+        return place
+    with (_PLACE / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             with tempfile.TemporaryDirectory(dir=_PLACE) as folder:

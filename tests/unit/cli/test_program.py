@@ -141,9 +141,9 @@ def test_config_as_json_has_plain_numbers() -> None:
 def test_config_shows_file_environment_and_flags_together(tmp_path: Path) -> None:
     file = tmp_path / "mq.toml"
     file.write_text("[node]\ncluster = 'f'\nbroker_set = 'f'\nnode = 'f'\n")
-    environ = {"MQ_CONFIG": str(file), "MQ_NODE_BROKER_SET": "e", "MQ_NODE_NODE": "e"}
+    environ = {"MQ_CONFIG": str(file), "MQ_NODE_BROKER_SET": "e", "MQ_NODE_ID": "e"}
     printed = json.loads(run("config", "--json", "--node-node", "g", environ=environ).stdout)
-    assert printed["node"] == {"cluster": "f", "broker_set": "e", "node": "g", "data": "data"}
+    assert printed["node"] == {"cluster": "f", "broker_set": "e", "id": "g", "data": "data"}
 
 
 def test_server_starts_with_the_defaults() -> None:

@@ -23,10 +23,10 @@ def test_a_node_without_members_is_alone_and_does_not_listen() -> None:
 
 
 def test_a_member_listens_where_the_others_look_for_it() -> None:
-    found = settings(raft__members=THREE, node__node="n1")
+    found = settings(raft__members=THREE, node__id="n1")
     assert found.settings.members == {"n0": "a:1", "n1": "b:2", "n2": "c:3"}
     assert found.listen == "b:2"
-    assert settings(raft__members=THREE, node__node="n1", raft__listen="0.0.0.0:9").listen == (
+    assert settings(raft__members=THREE, node__id="n1", raft__listen="0.0.0.0:9").listen == (
         "0.0.0.0:9"
     )
 
@@ -53,8 +53,8 @@ def test_async_flush_counts_what_is_not_synced() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"raft__members": THREE}, ["n0, n1, n2", "node-0", "node.node"]),
-        ({"raft__members": "n0=a:1,n0=b:2", "node__node": "n0"}, ["n0 twice"]),
+        ({"raft__members": THREE}, ["n0, n1, n2", "node-0", "node.id"]),
+        ({"raft__members": "n0=a:1,n0=b:2", "node__id": "n0"}, ["n0 twice"]),
         ({"raft__join": "yes"}, ["raft.join", "raft.members"]),
         ({"raft__heartbeat_ms": "200"}, ["raft.election_timeout_ms", "raft.heartbeat_ms", "200"]),
         ({"raft__tls_cert": "c.pem"}, ["tls_cert", "tls_key", "tls_ca", "all three"]),

@@ -115,7 +115,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "mq.environment" -}}
 {{- $root := index . 0 -}}
 {{- $set := index . 1 -}}
-- name: MQ_NODE_NODE
+- name: MQ_NODE_ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: MQ_NODE_CLUSTER
   value: {{ $root.Values.cluster | quote }}
@@ -125,7 +125,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - name: MQ_BROKER_ZONE
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['topology.kubernetes.io/zone']"}}
 - name: MQ_BROKER_ADVERTISED
-  value: "$(MQ_NODE_NODE).{{ include "mq.domain" $root }}:8081"
+  value: "$(MQ_NODE_ID).{{ include "mq.domain" $root }}:8081"
 # For commands in the pod: kubectl exec POD -- mq cluster status
 - name: MQ_SERVER
   value: "$(MQ_BROKER_ADVERTISED)"
@@ -144,7 +144,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - name: MQ_BROKER_EXTERNAL_LISTEN
   value: "0.0.0.0:9081"
 - name: MQ_BROKER_EXTERNAL_ADVERTISED
-  value: "$(MQ_NODE_NODE).{{ $root.Values.external.domain }}:{{ $root.Values.external.port }}"
+  value: "$(MQ_NODE_ID).{{ $root.Values.external.domain }}:{{ $root.Values.external.port }}"
 {{- end }}
 {{- if eq $root.Values.auth.mode "open" }}
 - name: MQ_AUTH_OPEN
@@ -179,7 +179,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "mq.preStop" -}}
 {{- $root := index . 0 -}}
 {{- $set := index . 1 -}}
-mq cluster transfer-leader --from "$MQ_NODE_NODE" --set {{ $set.name }} --timeout 5
+mq cluster transfer-leader --from "$MQ_NODE_ID" --set {{ $set.name }} --timeout 5
 {{- if ne $root.Values.auth.mode "open" }} --api-key-file /auth/cluster.key{{ end }};
 sleep {{ $root.Values.preStopWaitSeconds }}
 {{- end -}}
