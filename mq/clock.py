@@ -17,16 +17,3 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-
-class ManualClock:
-    """A clock that moves when told to: for tests and simulations."""
-
-    def __init__(self, start_ms: int = 0) -> None:
-        self._now_ms = start_ms
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def advance(self, milliseconds: int) -> None:
-        self._now_ms += milliseconds

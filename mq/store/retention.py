@@ -9,18 +9,17 @@ Whole segments go, from the front, and never the active one.
     `clean_oldest_ratio` (85 %)     the oldest, whatever their age, until the disk is below it
     `refuse_writes_ratio` (90 %)    nothing goes for it: writes are refused, reads go on
 
-What a consumer group has not read yet goes like the rest, but never silently: `losses` names it
-beforehand.
+What a consumer group has not read yet goes like the rest, but never silently: the broker logs and
+counts it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
-from mq.store.consumequeue import QueueExtent
 from mq.store.logreader import SegmentInfo
 from mq.store.vfs import DiskUsage
 
@@ -44,15 +43,6 @@ class Decision(NamedTuple):
 
     segments: int
     reason: Reason | None
-
-
-class Loss(NamedTuple):
-    """Messages that a group will never read."""
-
-    group: str
-    topic: str
-    queue_id: int
-    messages: int
 
 
 def expired_segments(
@@ -82,20 +72,6 @@ def expired_segments(
 
 def refuses_writes(policy: Policy, disk: DiskUsage) -> bool:
     return disk.used_ratio >= policy.refuse_writes_ratio
-
-
-def losses(
-    new_starts: Iterable[QueueExtent],
-    group_offsets: Mapping[str, Mapping[tuple[str, int], int]],
-) -> list[Loss]:
-    """The groups that stand before the new starts of queues, and the messages each one loses."""
-    starts = {(extent.topic, extent.queue_id): extent.start for extent in new_starts}
-    return [
-        Loss(group, topic, queue_id, starts[topic, queue_id] - queue_offset)
-        for group, offsets in group_offsets.items()
-        for (topic, queue_id), queue_offset in offsets.items()
-        if queue_offset < starts.get((topic, queue_id), 0)
-    ]
 
 
 def _count_to_free(segments: Sequence[SegmentInfo], surplus_bytes: int) -> int:

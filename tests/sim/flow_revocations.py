@@ -46,7 +46,6 @@ class Key:
         letters = "".join(world.rng.choices("abcdefghijklmnopqrstuvwxyz234567", k=12))
         secret = base64.urlsafe_b64encode(world.rng.randbytes(32)).decode().rstrip("=")
         self.key = ApiKey(letters, secret)
-        self.is_made = False
         # From when on it is being revoked, and known to be.
         self.is_leaving = self.is_revoked = False
 
@@ -67,7 +66,6 @@ class Model:
         proof = keys.digest(key.key.secret)
         credential = Credential(id=key.key.id, user=_USER, type=API_KEY, proof=proof)
         await self.change(AccessChange(put_credential=credential))
-        key.is_made = True
 
     async def revoke(self, key: Key) -> None:
         key.is_leaving = True

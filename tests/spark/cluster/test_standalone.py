@@ -31,6 +31,12 @@ _HERE = Path(__file__).parent
 _TARGETS = ("by-job", "by-format", "by-sink", "by-connect", "by-foreach", "by-connect-sink")
 # Enough for a test, where more only take longer to start.
 _ONE_EXECUTOR = {"spark.cores.max": "1"}
+# No task starts before both are there.
+_BOTH_EXECUTORS = {
+    "spark.cores.max": "4",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{DEADLINE_S:.0f}s",
+}
 SENT = 4_000
 # So large that a few hundred rows are several batches of the sink, and not compressed.
 BODIES = [os.urandom(2_000) for _ in range(SENT)]
@@ -79,7 +85,7 @@ def test_rows_are_stored_once_when_executors_are_killed_in_the_middle(
     signs = tmp_path / "signs"
     signs.mkdir()
     arguments = [str(_HERE / "job.py"), servers, str(tmp_path)]
-    with cluster.submit("job", *packages, *arguments) as job:
+    with cluster.submit("job", *packages, *arguments, conf=_BOTH_EXECUTORS) as job:
         job.poll(lambda: len(list(signs.glob("stopped-*"))) == 4, "all tasks are in the middle")
         for topic in ("by-format", "by-sink"):
             job.poll(functools.partial(count, servers, topic), f"rows in {topic}")

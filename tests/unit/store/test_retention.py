@@ -1,4 +1,4 @@
-"""Retention: the segments that go, the reason, and the groups that lose by it."""
+"""Retention: the segments that go, and the reason."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.store.consumequeue import QueueExtent
 from mq.store.logreader import SegmentInfo
 from mq.store.retention import (
     Decision,
-    Loss,
     Policy,
     Reason,
     expired_segments,
-    losses,
     refuses_writes,
 )
 from mq.store.vfs import DiskUsage
@@ -199,40 +196,3 @@ def test_by_disk_it_is_below_the_ratio_afterwards_or_all_is_gone(
     freed = sum(info.size_bytes for info in infos[:count])
     after = usage._replace(free_bytes=usage.free_bytes + freed)
     assert after.used_ratio < policy.clean_oldest_ratio or count == max(0, len(infos) - 1)
-
-
-# The losses of groups.
-
-
-def extent(topic: str, queue_id: int, start: int) -> QueueExtent:
-    return QueueExtent(topic, queue_id, start, start + 100)
-
-
-def test_a_group_before_the_new_start_loses_what_lies_between() -> None:
-    offsets = {"billing": {("orders", 0): 7}}
-    assert losses([extent("orders", 0, 10)], offsets) == [Loss("billing", "orders", 0, 3)]
-
-
-def test_a_group_at_or_behind_the_new_start_loses_nothing() -> None:
-    offsets = {"at": {("orders", 0): 10}, "behind": {("orders", 0): 11}}
-    assert losses([extent("orders", 0, 10)], offsets) == []
-
-
-def test_queues_that_did_not_move_and_queues_without_groups_are_no_loss() -> None:
-    offsets = {"billing": {("orders", 1): 0, ("payments", 0): 0}, "idle": {}}
-    assert losses([extent("orders", 0, 10), extent("refunds", 0, 10)], offsets) == []
-    assert losses([], offsets) == []
-
-
-def test_every_group_and_every_queue_is_named_with_its_own_loss() -> None:
-    moved = [extent("orders", 0, 10), extent("orders", 1, 20), extent("refunds", 0, 1)]
-    offsets = {
-        "billing": {("orders", 0): 9, ("orders", 1): 0},
-        "audit": {("orders", 0): 0, ("orders", 1): 20, ("refunds", 0): 0},
-    }
-    assert sorted(losses(moved, offsets)) == [
-        Loss("audit", "orders", 0, 10),
-        Loss("audit", "refunds", 0, 1),
-        Loss("billing", "orders", 0, 1),
-        Loss("billing", "orders", 1, 20),
-    ]
