@@ -17,6 +17,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _KEEP_BYTES = 1 << 30
 _PAD_BYTES = 16 << 20
 
+EXHAUSTED = "no memory is left, or no thread: give the node more, and start it again"
 
 # Objects between two looks for cycles, instead of 700: a broker makes hardly any.
 _COLLECT_AFTER = 50_000
@@ -30,8 +31,14 @@ def collect_seldom() -> None:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """The process gets no more, from its allocator or, as for a map of a file, from the kernel."""
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    """The process gets no more, from its allocator or, as for a map of a file and for the stack of
+    a thread, from the kernel.
+    """
+    return (
+        isinstance(error, MemoryError)
+        or getattr(error, "errno", None) == errno.ENOMEM
+        or (isinstance(error, RuntimeError) and str(error) == "can't start new thread")
+    )
 
 
 def keep_freed_memory() -> bool:

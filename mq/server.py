@@ -36,7 +36,7 @@ from mq.broker.state.state import State
 from mq.cli.ports import is_free
 from mq.clock import Clock, SystemClock
 from mq.config import Config
-from mq.errors import DiskFull, IllegalConfig, MqError
+from mq.errors import DiskFull, IllegalConfig, MqError, NodeStopped
 from mq.logging import get_logger
 from mq.raft import settings as raft_settings
 from mq.raft.handshake import Presence
@@ -70,8 +70,14 @@ def run(config: Config) -> None:
     """Runs the node until SIGTERM or SIGINT. Raises MqError when it cannot start or has to stop."""
     memory.keep_freed_memory()
     memory.collect_seldom()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(config))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run(config))
+    except Exception as error:
+        if not memory.is_exhausted(error):
+            raise
+        # What was half done is done by the next start.
+        raise NodeStopped(memory.EXHAUSTED) from None
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -214,7 +214,7 @@ class Replica:
         except Exception as error:
             if memory.is_exhausted(error):
                 # What was half done is done by the next start.
-                self.fail(NodeStopped("no memory is left: give the node more, and start it again"))
+                self.fail(NodeStopped(memory.EXHAUSTED))
             else:
                 log.exception("this is a bug", node=self.node_id)
                 self.fail(NodeStopped(f"an error that should not be: {error!r}"))
@@ -393,8 +393,8 @@ class Replica:
             self._receive_roster(message.roster)
         elif core is not None:
             ready = core.step(peer_id, frame, self._now_s())
-            if ready.truncate is not None and self._has_applied_in_vain(ready.truncate):
-                core = self._apply_anew(ready.truncate)
+            if ready.truncate is not None and ready.truncate <= self._machine.applied_index:
+                core = self._apply_anew(peer_id, ready.truncate)
                 # It takes the entries, and says so, as if it had just been started.
                 ready = core.step(peer_id, frame, self._now_s())
             self._step(core, ready)
@@ -439,16 +439,21 @@ class Replica:
         core = self._start_core()
         self._perform(core, core.started_over(peer_id, term, self._now_s()))
 
-    def _has_applied_in_vain(self, from_index: int) -> bool:
-        """With async flush, what was committed can be lost with the power of a majority: the leader
-        that they elect then writes other entries in its place, whatever this node has applied.
+    def _apply_anew(self, leader_id: str, from_index: int) -> Core:
+        """The leader has other entries than those that are applied here: a majority has lost what
+        was committed. With async flush a loss of power can do that: they are taken back by the
+        checkpoint that opens the log, from which all that is left is applied again. With sync flush
+        it takes disks of the past, and somebody who decides what is to be kept: NodeStopped.
+        Nothing of the decision to cut the log has been performed yet.
         """
-        return self._settings.counts_unsynced and from_index <= self._machine.applied_index
-
-    def _apply_anew(self, from_index: int) -> Core:
-        """Takes back entries that are applied: by the checkpoint that opens the log, from which all
-        that is left is applied again. Nothing of the decision to do so has been performed yet.
-        """
+        if not self._settings.counts_unsynced:
+            raise NodeStopped(
+                f"entry {from_index}, which is applied here, is another one on {leader_id}, which "
+                "leads: a majority of this set has lost what was committed, as when disks are put "
+                "back to an earlier state. Nothing was changed here: to follow the others, start "
+                'this node with an empty directory and raft.join = "yes"; to keep what only it '
+                'has, see docs/OPERATIONS.md, "What fails"'
+            )
         log.warning(
             "a majority has lost entries that were committed: they are taken back here, too",
             node=self.node_id,

@@ -178,6 +178,7 @@ def _start_if_dead(target: Target) -> None:
     engine, node = target.engine, target.node
     if not engine.is_running(node):
         last = [line for line in engine.logs(node).splitlines() if line.strip()][-1]
+        assert last.startswith("error: "), f"it has to say why it ended: {last}"
         target.notes.append(f"the node ended and was started again: {last[:_LINE_CHARACTERS]}")
         engine.start(node)
 

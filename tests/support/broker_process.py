@@ -110,6 +110,11 @@ class BrokerProcess:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(STOP_S)
 
+    def wait(self) -> int:
+        """The exit code of a broker that ends by itself."""
+        assert self._process is not None
+        return self._process.wait(START_S)
+
     def kill(self) -> None:
         """SIGKILL."""
         assert self._process is not None

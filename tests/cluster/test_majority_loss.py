@@ -1,5 +1,5 @@
-"""Asynchronous flush, and a majority that loses the end of its log: the third node has applied it,
-and takes it back.
+"""A majority that loses the end of its log, which the third node has applied: with asynchronous
+flush that one takes it back, with synchronous flush it stops and says what to do.
 """
 
 from __future__ import annotations
@@ -54,21 +54,25 @@ def lose(directory: Path, last_index: int) -> None:
         log.truncate(last_index + 1)
 
 
+def lose_on_two_of_three(brokers: BrokerSet) -> tuple[set[bytes], set[bytes]]:
+    """Returns what all have kept, and what n1 and n2, which lead now, have had since."""
+    with Admin(brokers.servers) as admin:
+        admin.create_topic("t", 4)
+    kept = send(brokers, "kept")
+    last_index = brokers.wait_same()
+    lost = send(brokers, "lost")
+    assert set(received(brokers, "before", 2 * EACH)) == kept | lost
+    brokers.wait_same()
+    stop(brokers, brokers.nodes)
+    for directory in brokers.directories[1:]:
+        lose(directory, last_index)
+    brokers.start("n1", "n2")
+    return kept, send(brokers, "new") | send(brokers, "newer")
+
+
 def test_a_node_takes_back_what_it_has_applied_and_a_majority_has_lost(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, "--store-flush", "async") as brokers:
-        with Admin(brokers.servers) as admin:
-            admin.create_topic("t", 4)
-        kept = send(brokers, "kept")
-        last_index = brokers.wait_same()
-        lost = send(brokers, "lost")
-        assert set(received(brokers, "before", 2 * EACH)) == kept | lost
-        brokers.wait_same()
-        stop(brokers, brokers.nodes)
-        for directory in brokers.directories[1:]:
-            lose(directory, last_index)
-        brokers.start("n1", "n2")
-        new = send(brokers, "new") | send(brokers, "newer")
-
+        kept, new = lose_on_two_of_three(brokers)
         brokers.start("n0")
         last_index = brokers.wait_same()
         events = [line["event"] for line in brokers.nodes["n0"].log()]
@@ -76,4 +80,23 @@ def test_a_node_takes_back_what_it_has_applied_and_a_majority_has_lost(tmp_path:
         brokers.nodes[brokers.leader()].kill()
         found = received(brokers, "after", 3 * EACH)
         assert sorted(found) == sorted(kept | new)
+    assert compare(brokers.directories, last_index) == []
+
+
+def test_with_sync_flush_such_a_node_stops_changes_nothing_and_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    with BrokerSet(tmp_path) as brokers:
+        kept, new = lose_on_two_of_three(brokers)
+        n0 = brokers.nodes["n0"]
+        for _ in range(2):
+            assert n0.launch().wait() == 1
+            (event,) = (line for line in n0.log() if line["event"] == "the replica stops")
+            assert "a majority of this set has lost what was committed" in event["error"]
+        assert set(received(brokers, "meanwhile", 3 * EACH)) == kept | new
+
+        brokers.replace_disk("n0")
+        last_index = brokers.wait_same()
+        brokers.nodes[brokers.leader()].kill()
+        assert sorted(received(brokers, "after", 3 * EACH)) == sorted(kept | new)
     assert compare(brokers.directories, last_index) == []
