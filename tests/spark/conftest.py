@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,6 @@ from pyspark.sql import SparkSession
 
 import mq_spark
 from tests.spark import shared_classes, warm_python
-
-shared_classes.use()
 
 _QUIET = Path(__file__).parent / "log4j2.properties"
 _JAVA = f"-Xss64m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_QUIET}"
@@ -26,8 +25,12 @@ CONF = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _warm_python() -> None:
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of each driver that this process, or a child of it, starts."""
     warm_python.use()
+    # Drivers that are killed leave their files.
+    files = f"-Djava.io.tmpdir={tmp_path_factory.mktemp('java')}"
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{shared_classes.options()} {files}"
 
 
 @pytest.fixture(scope="session")

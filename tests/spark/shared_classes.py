@@ -23,12 +23,6 @@ def options() -> str:
     return f"-XX:SharedArchiveFile={_ARCHIVE} {_QUIET}" if _ARCHIVE.exists() else ""
 
 
-def use() -> None:
-    """From now on, for each driver that this process or a child of it starts."""
-    if options():
-        os.environ["SPARK_SUBMIT_OPTS"] = options()
-
-
 def make() -> None:
     """Java writes the archive at its end."""
     made = _ARCHIVE.with_suffix(".new")

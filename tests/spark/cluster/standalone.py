@@ -96,12 +96,15 @@ class StandaloneCluster:
     def __init__(self, directory: Path, cores_per_worker: int = 2) -> None:
         """An application has one executor a worker, with as many tasks as that has cores."""
         self._directory = directory.resolve()
+        # What is killed leaves its files.
+        self._java = f"-Djava.io.tmpdir={self._directory / 'tmp'}"
         self._cores_per_worker = cores_per_worker
         self._processes: list[Process] = []
         self.url = ""
 
     def __enter__(self) -> Self:
         use_java()
+        (self._directory / "tmp").mkdir()
         empty = self._directory / "python"
         venv.create(empty, symlinks=True)
         try:
@@ -114,7 +117,7 @@ class StandaloneCluster:
     def _start(self, empty_python: Path) -> None:
         environment = _environment(empty_python / "bin") | {
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{_JAVA} -Dspark.master.rest.enabled=false",
+            "SPARK_DAEMON_JAVA_OPTS": f"{_JAVA} {self._java} -Dspark.master.rest.enabled=false",
         }
         spark_class = str(SPARK_HOME / "bin" / "spark-class")
         deploy = "org.apache.spark.deploy"
@@ -137,7 +140,8 @@ class StandaloneCluster:
         """
         command = ["spark-submit", "--master", self.url]
         for key, value in (CONF | dict(conf or {})).items():
-            command += ["--conf", f"{key}={value}"]
+            files = f" {self._java}" if key.endswith("JavaOptions") else ""
+            command += ["--conf", f"{key}={value}{files}"]
         return self._run(name, [*command, *arguments], _of_tests())
 
     def connect_server(
