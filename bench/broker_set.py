@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,8 @@ class BrokerSet:
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
             process.wait()
+        # A fast machine writes tens of gigabytes in one run.
+        shutil.rmtree(self._directory)
 
     def cpu_s(self) -> float:
         """CPU seconds of all nodes so far: of their threads that live, to the nanosecond."""
