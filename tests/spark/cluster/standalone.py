@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -182,6 +183,10 @@ class StandaloneCluster:
         for pid in self.executors():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        # Gigabytes. Logs stay.
+        for files in self._directory.glob("worker-*/app-*/*/mq-packages"):
+            shutil.rmtree(files, ignore_errors=True)
+        shutil.rmtree(self._directory / "tmp", ignore_errors=True)
 
 
 def _is_open(port: int) -> bool:
