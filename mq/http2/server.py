@@ -337,6 +337,9 @@ class ServerProtocol(asyncio.Protocol):
         self._is_closing = True
         self._connection.lost()
         self._server.forget(self)
+        # The connection and this refer to each other, and the collector seldom looks: by TLS, a
+        # transport has buffers of 256 KiB.
+        del self._transport
 
     def pause_writing(self) -> None:
         self._connection.pause()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import shutil
 import socket
 import ssl
@@ -172,6 +173,28 @@ def test_a_client_with_tls_learns_that_the_port_has_none(authority: Authority) -
             assert "WRONG_VERSION_NUMBER" in await failure(address, files.credentials())
 
     run(test)
+
+
+def test_the_buffers_of_a_connection_go_with_it_and_wait_for_no_collector(
+    loop: str, authority: Authority
+) -> None:
+    def transports() -> int:
+        return sum(type(one).__name__ == "SSLProtocol" for one in gc.get_objects())
+
+    async def test() -> None:
+        files = authority.files()
+        async with serving(files) as (_, address):
+            for _ in range(5):
+                assert await ask(address, files.credentials()) == ""
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = transports()
+        run(test, loop)
+        assert transports() == before
+    finally:
+        gc.enable()
 
 
 def test_silent_and_slow_clients_are_disconnected_when_their_time_is_over(
