@@ -337,8 +337,8 @@ class ServerProtocol(asyncio.Protocol):
         self._is_closing = True
         self._connection.lost()
         self._server.forget(self)
-        # The connection and this refer to each other, and the collector seldom looks: by TLS, a
-        # transport has buffers of 256 KiB.
+        # The connection and this refer to each other, and the collector seldom looks: a transport
+        # of TLS has buffers of 256 KiB, and of the size of the largest answer.
         del self._transport
 
     def pause_writing(self) -> None:
