@@ -11,6 +11,10 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="no other kernel has /proc/self/statm"
+)
+
 # A limit on the address space as it is now, and a little more: less than the stack of a thread.
 SCRIPT = """
 import resource
@@ -67,12 +71,10 @@ def output(tmp_path: Path, script: str, more: int) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel has /proc/self/statm")
 def test_a_node_that_gets_no_memory_at_its_start_says_what_to_do(tmp_path: Path) -> None:
     found = output(tmp_path, NODE, 4 << 20)
     assert "no memory is left, or no thread: give the node more" in found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel has /proc/self/statm")
 def test_the_allocator_a_map_and_a_thread_can_find_no_memory(tmp_path: Path) -> None:
     assert output(tmp_path, KINDS, 1 << 20).split() == ["True", "True", "True", "False"]
